@@ -1,0 +1,398 @@
+"""The recipe: what a corpus, a mixture, a model and a run are made of.
+
+A recipe is one YAML file with five sections. Each has a digest of its own (canonical JSON,
+RFC 8785), so that a new learning rate is not a new corpus:
+
+    corpus    sources, domains, filters, deduplication, holdout, tokenizer    -> corpus_id
+    mixture   sequence length, batches, phases and weights                    -> plan_id
+    model     the network
+    train     optimizer, schedule, precision, checkpoints
+    public    what outsiders are told
+
+Unknown keys and wrong types are errors. ``millstream.mixture.load`` reads the file.
+"""
+
+from decimal import Decimal
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+
+from millstream.canonical import digest
+from millstream.mixture.units import Count, Exact, Size
+
+FORMAT: Literal["millstream-recipe/1"] = "millstream-recipe/1"
+
+Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
+"""Names become folder names, shard keys and parts of ``doc_id``: no dots, slashes or colons."""
+
+
+class Section(BaseModel):
+    """Base of every part of a recipe: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class Source(Section):
+    """Where raw documents come from: files below a root, or files of an installed package."""
+
+    name: Name
+    root: str | None = None
+    """Folder or fsspec URL; a relative path starts at the recipe's folder."""
+    package: str | None = None
+    """Installed distribution instead of a root; its files are read, nothing is imported."""
+    version: str | None = None
+    """Version that the distribution must have."""
+    files: tuple[str, ...] = ("**/*",)
+    """Globs below the root; ``!`` in front leaves out."""
+    format: Literal["auto", "jsonl", "parquet", "text"] = "auto"
+    """``auto`` goes by the suffix: .jsonl .ndjson .json.gz .jsonl.zst .parquet, all else text."""
+    extract: Literal["whole", "sections", "docstrings", "json-values"] = "whole"
+    """Documents of a text file: the whole file, pieces that each begin where ``section`` matches,
+    Python docstrings, or the values of one JSON object."""
+    section: str | None = None
+    """Regular expression for ``sections``."""
+    text: str = "text"
+    """Field with the text; for ``json-values`` a template such as ``{title}`` may join fields."""
+    id: str | None = "id"
+    url: str | None = "url"
+    licence: str | None = None
+    """Licence of every document, as an SPDX expression where one exists."""
+    licence_field: str | None = "licence"
+    min_chars: int = Field(1, ge=1)
+    """Shorter pieces are no documents (``sections``, ``docstrings``); a count is kept."""
+    on_bad_file: Literal["stop", "skip"] = "stop"
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if (self.root is None) == (self.package is None):
+            raise ValueError("needs either 'root' or 'package'")
+        if self.version is not None and self.package is None:
+            raise ValueError("'version' belongs to 'package'")
+        if (self.extract == "sections") != (self.section is not None):
+            raise ValueError("'extract: sections' and 'section' go together")
+        return self
+
+
+class LengthFilter(Section):
+    """Drop documents outside a range of characters or UTF-8 bytes."""
+
+    rule: Literal["length"]
+    min_chars: int = Field(1, ge=0)
+    max_chars: Count | None = None
+
+
+class SymbolFilter(Section):
+    """Drop documents in which too many characters are neither letters, digits nor white space."""
+
+    rule: Literal["symbols"]
+    max_ratio: Exact = Decimal("0.5")
+
+
+class DatatroveFilter(Section):
+    """Any datatrove filter by its class path, with its own parameters."""
+
+    rule: Literal["datatrove"]
+    filter: str
+    """``module.Class`` below ``datatrove.pipeline.filters``, or a full dotted path."""
+    params: dict[str, Any] = {}
+
+
+Filter = Annotated[LengthFilter | SymbolFilter | DatatroveFilter, Field(discriminator="rule")]
+
+
+class Domain(Section):
+    """Documents that are mixed with one weight."""
+
+    name: Name
+    sources: tuple[Name, ...] = Field(min_length=1)
+    filters: tuple[Filter, ...] = ()
+    """Applied after the corpus-wide filters."""
+    holdout: Exact = Decimal(0)
+    """Share of the documents kept out of every plan, chosen by keyed hash of ``doc_key``."""
+
+
+class Dedup(Section):
+    """Which duplicates are dropped."""
+
+    exact: bool = True
+    """By ``doc_key``, then by ``text_key``, over all domains of the recipe."""
+
+
+class TrainedTokenizer(Section):
+    """A byte-level BPE trained on the corpus's own kept, not held-out text."""
+
+    kind: Literal["bpe"]
+    vocab_size: int = Field(8192, ge=264, le=1_000_000)
+    domains: tuple[Name, ...] = ()
+    """Domains whose text is used; all of them when empty."""
+    sample_bytes: Size = 8_000_000
+    """UTF-8 bytes of text taken from each domain, in stream order."""
+
+
+class TokenizerFile(Section):
+    """A tokenizer in the format of Hugging Face ``tokenizers``."""
+
+    kind: Literal["file"]
+    path: str
+    eos: str
+    """Token that ends every document."""
+    bos: str | None = None
+    sha256: str | None = None
+
+
+Tokenizer = Annotated[TrainedTokenizer | TokenizerFile, Field(discriminator="kind")]
+
+
+class Corpus(Section):
+    """Which documents, how they are chosen and how they become tokens."""
+
+    seed: int = Field(0, ge=0)
+    sources: tuple[Source, ...] = Field(min_length=1)
+    domains: tuple[Domain, ...] = Field(min_length=1)
+    filters: tuple[Filter, ...] = ()
+    dedup: Dedup = Dedup()
+    tokenizer: Tokenizer = TrainedTokenizer(kind="bpe")
+    shard_bytes: Size = Field(256 * 2**20, ge=2**12)
+    chunk_bytes: Size = Field(2**20, ge=2**8)
+
+    @model_validator(mode="after")
+    def _names(self) -> Self:
+        sources = _unique("sources", [s.name for s in self.sources])
+        domains = _unique("domains", [d.name for d in self.domains])
+        for domain in self.domains:
+            for source in domain.sources:
+                if source not in sources:
+                    raise ValueError(f"domain '{domain.name}' names the source '{source}', which is not defined")
+            if not 0 <= domain.holdout < 1:
+                raise ValueError(f"domain '{domain.name}': holdout must be at least 0 and below 1")
+        if isinstance(self.tokenizer, TrainedTokenizer):
+            for name in self.tokenizer.domains:
+                if name not in domains:
+                    raise ValueError(f"tokenizer names the domain '{name}', which is not defined")
+        return self
+
+
+class BatchChange(Section):
+    """From ``step`` on, a batch holds ``batch`` sequences."""
+
+    step: int = Field(ge=1)
+    batch: int = Field(ge=1)
+
+
+class ExactSequences(Section):
+    """A domain that gets exactly this many sequences in the phase, whatever the weights."""
+
+    sequences: Count = Field(ge=1)
+
+
+class Phase(Section):
+    """A stretch of the run with one set of weights."""
+
+    name: Name
+    share: Exact | None = None
+    """Share of the sequences; phases without one divide the rest equally. Two phases that
+    both have none are split 80/20."""
+    weights: dict[Name, Exact | ExactSequences] = Field(min_length=1)
+    window: int | None = Field(None, ge=1)
+    """Sequences shuffled together; the batch by default, so that every step has the exact mix."""
+
+    @model_validator(mode="after")
+    def _weights(self) -> Self:
+        shares = [w for w in self.weights.values() if isinstance(w, Decimal)]
+        if any(w < 0 for w in shares):
+            raise ValueError(f"phase '{self.name}': weights must not be negative")
+        if not sum(shares) and not any(isinstance(w, ExactSequences) for w in self.weights.values()):
+            raise ValueError(f"phase '{self.name}': at least one weight must be positive")
+        return self
+
+
+class Mixture(Section):
+    """How much of which domain is seen when."""
+
+    seed: int = Field(0, ge=0)
+    seq_len: int = Field(ge=2)
+    """Tokens a sequence trains on (it carries one more, the last target)."""
+    batch: Annotated[int, Field(ge=1)] | tuple[BatchChange, ...]
+    """Sequences a step, or a schedule of them that begins at step 1."""
+    tokens: Count | None = None
+    """Budget, rounded down to whole steps."""
+    steps: Count | None = None
+    phases: tuple[Phase, ...] = Field(min_length=1)
+    limits: dict[Name, Count] = {}
+    """Domains cut to the longest prefix of whole documents with at most this many tokens."""
+    max_epochs: Exact = Decimal(4)
+    """Most often that any domain may be repeated."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if (self.tokens is None) == (self.steps is None):
+            raise ValueError("needs either 'tokens' or 'steps'")
+        _unique("phases", [p.name for p in self.phases])
+        schedule = self.schedule
+        if schedule[0][0] != 1 or [s for s, _ in schedule] != sorted({s for s, _ in schedule}):
+            raise ValueError("'batch' must begin at step 1 and its steps must rise")
+        given = [p.share for p in self.phases if p.share is not None]
+        if any(not 0 < share < 1 for share in given) and len(self.phases) > 1:
+            raise ValueError("a phase's share must lie between 0 and 1")
+        if len(given) == len(self.phases) and sum(given) != 1:
+            raise ValueError(f"the shares of the phases sum to {sum(given)}, not to 1")
+        if len(given) < len(self.phases) and sum(given) >= 1:
+            raise ValueError("the given shares leave nothing for the other phases")
+        return self
+
+    @property
+    def schedule(self) -> tuple[tuple[int, int], ...]:
+        """The batch schedule as ``(first step, sequences)`` pairs."""
+        if isinstance(self.batch, int):
+            return ((1, self.batch),)
+        return tuple((change.step, change.batch) for change in self.batch)
+
+
+class Model(Section):
+    """A decoder with mixture-of-experts layers; the fields of transformers' ``Glm4MoeConfig``."""
+
+    hidden_size: int = Field(ge=8, multiple_of=8)
+    num_hidden_layers: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=8, multiple_of=8)
+    intermediate_size: int = Field(ge=8, multiple_of=8)
+    """Width of the feed-forward part of dense layers."""
+    first_k_dense_replace: int = Field(1, ge=0)
+    """Layers at the bottom that are dense."""
+    n_routed_experts: int = Field(ge=1)
+    num_experts_per_tok: int = Field(ge=1)
+    moe_intermediate_size: int = Field(ge=8, multiple_of=8)
+    n_shared_experts: int = Field(1, ge=0)
+    routed_scaling_factor: float = Field(1.0, gt=0)
+    norm_topk_prob: bool = True
+    use_qk_norm: bool = True
+    partial_rotary_factor: float = Field(0.5, gt=0, le=1)
+    rope_theta: float = Field(10_000.0, gt=0)
+    rms_norm_eps: float = Field(1e-5, gt=0)
+    tie_word_embeddings: bool = False
+    initializer_range: float = Field(0.02, gt=0)
+
+    @model_validator(mode="after")
+    def _shapes(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads})"
+            )
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.num_experts_per_tok}) is larger than "
+                f"n_routed_experts ({self.n_routed_experts})"
+            )
+        if self.first_k_dense_replace > self.num_hidden_layers:
+            raise ValueError("first_k_dense_replace is larger than num_hidden_layers")
+        if int(self.head_dim * self.partial_rotary_factor) % 2:
+            raise ValueError("head_dim * partial_rotary_factor must be even")
+        return self
+
+
+class Optimizer(Section):
+    """AdamW."""
+
+    lr: float = Field(3e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    """On matrices; norms, biases and embeddings are not decayed."""
+    clip: float = Field(1.0, gt=0)
+    """Largest global gradient norm."""
+
+
+class Schedule(Section):
+    """Learning rate over the run: a linear warm-up, then a decay to ``min_lr_ratio``."""
+
+    kind: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    warmup_steps: int = Field(0, ge=0)
+    decay_steps: int | None = Field(None, ge=1)
+    """Length of the last, falling part of ``wsd``."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _decay(self) -> Self:
+        if (self.kind == "wsd") != (self.decay_steps is not None):
+            raise ValueError("'kind: wsd' and 'decay_steps' go together")
+        return self
+
+
+class Wandb(Section):
+    """Where Weights & Biases files the run; offline unless an API key is set."""
+
+    project: str = "millstream"
+    entity: str | None = None
+
+
+class Train(Section):
+    """How the model is trained."""
+
+    seed: int = Field(0, ge=0)
+    precision: Literal["fp32", "bf16"] = "bf16"
+    micro_batch: int = Field(1, ge=1)
+    """Sequences a rank runs at once; the rest of its share of the batch is accumulated."""
+    zero_stage: Literal[1, 2] = 1
+    expert_parallel: int = Field(1, ge=1)
+    """Ranks that share the experts of a layer."""
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    router_bias_rate: float = Field(1e-3, ge=0)
+    """Step of the correction bias that balances expert load, outside the gradient."""
+    router_z_loss: float = Field(1e-3, ge=0)
+    z_loss: float = Field(1e-4, ge=0)
+    """On the logits of the vocabulary."""
+    checkpoint_every: int = Field(100, ge=1)
+    keep_checkpoints: int = Field(3, ge=1)
+    evaluate_every: int | None = Field(None, ge=1)
+    """Steps between losses on the held-out documents; none by default."""
+    wandb: Wandb | None = Wandb()
+
+
+class Public(Section):
+    """What outsiders are told about the run."""
+
+    title: str | None = None
+    description: str | None = None
+    contact: str | None = None
+
+
+class Recipe(Section):
+    """A whole recipe; only ``corpus`` is needed to build."""
+
+    format: Literal["millstream-recipe/1"] = FORMAT
+    name: Name
+    corpus: Corpus
+    mixture: Mixture | None = None
+    model: Model | None = None
+    train: Train = Train()
+    public: Public = Public()
+
+    @model_validator(mode="after")
+    def _mixture_domains(self) -> Self:
+        if self.mixture is None:
+            return self
+        known = {d.name for d in self.corpus.domains}
+        named = {n for p in self.mixture.phases for n in p.weights} | set(self.mixture.limits)
+        if unknown := sorted(named - known):
+            raise ValueError(f"mixture names the domain '{unknown[0]}', which the corpus does not define")
+        return self
+
+    def section_digests(self) -> dict[str, str]:
+        """SHA-256 of the canonical form of each section that is present, by name."""
+        return {name: digest(value) for name, value in self.canonical().items() if isinstance(value, dict)}
+
+    def canonical(self) -> dict[str, Any]:
+        """The recipe as plain JSON values, every default filled in, decimals as strings."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+def _unique(what: str, names: list[str]) -> set[str]:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ValueError(f"{what}: the name '{name}' is used twice")
+        seen.add(name)
+    return seen
