@@ -1,0 +1,95 @@
+"""Which documents lie in a span of a domain's tokens: the document tables, joined to sequences."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from millstream.errors import InputError
+from millstream.stream.plan import Plan, Sequences
+from millstream.tokenize.manifest import Manifest, Shard, check_size
+
+COLUMNS = ("doc_key", "doc_id", "source", "locator", "url", "licence", "n_tokens", "token_start")
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """Document tables of a corpus; a shard's table is read when a query needs it."""
+
+    root: Path
+    manifest: Manifest
+
+    def of_sequences(self, plan: Plan, located: Sequences) -> pl.DataFrame:
+        """Documents that are targets in each sequence.
+
+        Returns:
+            One row a stretch of a document in a sequence, in order: ``row`` (position in ``located``),
+            ``domain`` (name), ``epoch``, the document's columns, ``first`` and ``last`` (targets of the
+            sequence, from 0), ``tokens`` (their number) and ``from_token`` (where in the document the
+            stretch begins).
+        """
+        frames = []
+        for number, name in enumerate(plan.domains):
+            rows = np.flatnonzero(located.domain == number)
+            if not rows.size:
+                continue
+            ring = plan.ring(name).tokens
+            first_target = (located.start[rows] + 1) % ring
+            spans = _unwrap(rows, first_target, plan.seq_len, ring)
+            tables = [self._table(shard) for shard in self._shards(name, spans)]
+            joined = _overlaps(pl.concat(tables), spans)
+            frames.append(joined.with_columns(domain=pl.lit(name), epoch=pl.Series(located.epoch)[joined["row"]]))
+        return pl.concat(frames).sort("row", "first", maintain_order=True)
+
+    def _shards(self, domain: str, spans: pl.DataFrame) -> Iterable[Shard]:
+        for shard in self.manifest.domain(domain).shards:
+            end = shard.token_start + shard.tokens
+            if ((spans["start"] < end) & (spans["end"] > shard.token_start)).any():
+                yield shard
+
+    def _table(self, shard: Shard) -> pl.DataFrame:
+        path = check_size(self.root, shard.documents)
+        try:
+            return pl.read_parquet(path, columns=list(COLUMNS))
+        except pl.exceptions.PolarsError as error:
+            raise InputError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
+
+
+def _unwrap(rows: NDArray[np.intp], first: NDArray[np.int64], length: int, ring: int) -> pl.DataFrame:
+    """Target spans as pieces that do not pass the ring's end: row, start, end, at (target of start)."""
+    pieces: list[tuple[int, int, int, int]] = []
+    for row, start in zip(rows.tolist(), first.tolist(), strict=True):
+        at = 0
+        while at < length:
+            begin = (start + at) % ring
+            count = min(length - at, ring - begin)
+            pieces.append((row, begin, begin + count, at))
+            at += count
+    return pl.DataFrame(
+        pieces, schema={"row": pl.Int64, "start": pl.Int64, "end": pl.Int64, "at": pl.Int64}, orient="row"
+    )
+
+
+def _overlaps(table: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
+    """Pairs of a document and a span that share tokens; documents lie end to end in the table."""
+    starts = table["token_start"].to_numpy()
+    ends = starts + table["n_tokens"].to_numpy()
+    low = np.searchsorted(ends, spans["start"].to_numpy(), side="right")
+    high = np.searchsorted(starts, spans["end"].to_numpy(), side="left")
+    counts = high - low
+    which = np.repeat(np.arange(len(spans)), counts)
+    document = np.repeat(low, counts) + np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    pairs = pl.concat([spans[which], table[document]], how="horizontal")
+    begin = pl.max_horizontal("start", "token_start")
+    end = pl.min_horizontal("end", pl.col("token_start") + pl.col("n_tokens"))
+    return pairs.select(
+        "row",
+        *COLUMNS,
+        first=pl.col("at") + begin - pl.col("start"),
+        last=pl.col("at") + end - pl.col("start") - 1,
+        tokens=end - begin,
+        from_token=begin - pl.col("token_start"),
+    )

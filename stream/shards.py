@@ -1,0 +1,120 @@
+"""Token shards mapped into memory: one domain's ring of tokens, read by position.
+
+A shard is a webdataset tar whose token arrays are addressed by the chunk index that lies beside
+it. Shards are opened and checked when first touched, so opening a corpus costs nothing that
+grows with it.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from millstream.errors import InputError
+from millstream.tokenize.manifest import DomainManifest, Shard, check_size
+
+Tokens = NDArray[np.unsignedinteger[Any]]
+"""Token ids in a corpus's own dtype, uint16 or uint32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _MappedShard:
+    """A shard's bytes and where its chunks lie, as arrays over the chunks."""
+
+    data: NDArray[np.uint8]
+    starts: NDArray[np.int64]
+    """First token of each chunk, in the domain."""
+    counts: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    """Byte of the tar at which each chunk's tokens begin."""
+
+
+@dataclass(frozen=True)
+class DomainReader:
+    """Reads any span of one domain's tokens.
+
+    ``tokens`` is the ring's length: smaller than the domain where a plan limits it.
+    """
+
+    root: Path
+    shards: tuple[Shard, ...]
+    tokens: int
+    dtype: np.dtype[np.unsignedinteger[Any]]
+    _mapped: dict[int, _MappedShard] = field(default_factory=dict)
+
+    def gather(self, starts: NDArray[np.int64], length: int, out: Tokens, rows: NDArray[np.intp]) -> None:
+        """Copy ``length`` tokens from each start, round the ring's end, into ``out[rows]``.
+
+        Args:
+            starts: positions in the ring, (n,).
+            length: tokens a row; at most the ring's length plus one.
+            out: (any, length) of the corpus's dtype.
+            rows: row of ``out`` for each start, (n,).
+        """
+        for start, row in zip(starts.tolist(), rows.tolist(), strict=True):
+            filled = 0
+            while filled < length:
+                piece = self._piece((start + filled) % self.tokens, length - filled)
+                out[row, filled : filled + len(piece)] = piece
+                filled += len(piece)
+
+    def span(self, start: int, end: int) -> Tokens:
+        """Tokens ``[start, end)`` as a new array."""
+        out = np.empty((1, end - start), self.dtype)
+        self.gather(np.array([start]), end - start, out, np.array([0]))
+        return out[0]
+
+    def _piece(self, start: int, most: int) -> Tokens:
+        """A view of the tokens from ``start`` to the end of their chunk, the ring or ``most``."""
+        number = int(np.searchsorted(self._shard_starts(), start, side="right")) - 1
+        shard = self._shard(number)
+        chunk = int(np.searchsorted(shard.starts, start, side="right")) - 1
+        inside = start - int(shard.starts[chunk])
+        count = min(int(shard.counts[chunk]) - inside, most, self.tokens - start)
+        first = int(shard.offsets[chunk]) + inside * self.dtype.itemsize
+        piece: Tokens = np.frombuffer(shard.data, self.dtype, count, first)
+        return piece
+
+    def _shard_starts(self) -> list[int]:
+        return [shard.token_start for shard in self.shards]
+
+    def _shard(self, number: int) -> _MappedShard:
+        if number not in self._mapped:
+            self._mapped[number] = _map_shard(self.root, self.shards[number], self.dtype.itemsize)
+        return self._mapped[number]
+
+
+def open_domain(root: Path, domain: DomainManifest, dtype: str, tokens: int) -> DomainReader:
+    """A reader of a domain's training tokens; shards without a token are left out."""
+    shards = tuple(shard for shard in domain.shards if shard.tokens)
+    return DomainReader(root, shards, tokens, np.dtype(dtype).newbyteorder("<"))
+
+
+def open_holdout(root: Path, domain: DomainManifest, dtype: str) -> DomainReader | None:
+    """A reader of a domain's held-out tokens, where it has any."""
+    if domain.holdout is None or not domain.holdout.tokens:
+        return None
+    return DomainReader(root, (domain.holdout,), domain.holdout.tokens, np.dtype(dtype).newbyteorder("<"))
+
+
+def _map_shard(root: Path, shard: Shard, itemsize: int) -> _MappedShard:
+    tar = check_size(root, shard.tar)
+    index_path = check_size(root, shard.chunks)
+    try:
+        index = pl.read_parquet(index_path, columns=["token_start", "n_tokens", "data_offset"])
+    except pl.exceptions.PolarsError as error:
+        raise InputError(f"{index_path}: damaged: {str(error).splitlines()[0]}") from error
+    starts, counts, offsets = (index[name].to_numpy() for name in index.columns)
+    ends = starts + counts
+    if (
+        not len(starts)
+        or starts[0] != shard.token_start
+        or (starts[1:] != ends[:-1]).any()
+        or ends[-1] != shard.token_start + shard.tokens
+        or (offsets + counts * itemsize > shard.tar.bytes).any()
+    ):
+        raise InputError(f"{index_path}: its chunks do not cover the shard's {shard.tokens} tokens; rebuild the corpus")
+    return _MappedShard(np.memmap(tar, np.uint8, mode="r"), starts, counts, offsets)

@@ -1,0 +1,210 @@
+"""The corpus manifest, ``corpus.json``: what a built corpus consists of.
+
+``corpus_id`` is the digest of the manifest without its ``build`` block (library versions, times,
+executor), so it depends on the recipe and the inputs alone. Every number is counted from the
+files that were written.
+"""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from millstream.canonical import canonical_bytes, digest
+from millstream.errors import InputError, UsageError
+from millstream.files import sha256_file, write_bytes
+
+FORMAT = "millstream-corpus/1"
+MANIFEST = "corpus.json"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileEntry:
+    """A file of the corpus: path relative to its root, size in bytes, SHA-256 as hex."""
+
+    path: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Shard:
+    """A webdataset tar with its document table and chunk index.
+
+    ``token_start`` is the position of its first token in the domain; ``tokens`` and ``documents``
+    are counts.
+    """
+
+    tar: FileEntry
+    documents: FileEntry
+    chunks: FileEntry
+    token_start: int
+    tokens: int
+    document_count: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DomainManifest:
+    """One domain: its shards in stream order, its held-out shard, and what was left out."""
+
+    name: str
+    tokens: int
+    documents: int
+    bytes: int
+    shards: tuple[Shard, ...]
+    holdout: Shard | None
+    read: int
+    """Records read; equal to documents + held-out documents + exclusions."""
+    exclusions: dict[str, int]
+    """Number of dropped records by ``stage/rule``."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TokenizerIdentity:
+    """Which tokenizer made the tokens.
+
+    ``probe`` is the digest of the ids of a fixed set of strings: a library that encodes
+    differently is noticed before it spoils a corpus.
+    """
+
+    file: FileEntry
+    vocab_size: int
+    eos_id: int
+    bos_id: int | None
+    dtype: str
+    probe: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Manifest:
+    """A sealed corpus. Its name is a label and stands in the build block."""
+
+    corpus_digest: str
+    """Digest of the recipe's corpus section."""
+    corpus: dict[str, Any]
+    """The corpus section itself, every default filled in."""
+    tokenizer: TokenizerIdentity
+    domains: tuple[DomainManifest, ...]
+    exclusions: tuple[FileEntry, ...]
+    build: dict[str, Any]
+
+    def domain(self, name: str) -> DomainManifest:
+        """The domain of that name.
+
+        Raises:
+            UsageError: the corpus has no such domain.
+        """
+        for domain in self.domains:
+            if domain.name == name:
+                return domain
+        names = ", ".join(d.name for d in self.domains)
+        raise UsageError(f"the corpus has no domain '{name}'; it has {names}")
+
+    @property
+    def corpus_id(self) -> str:
+        """Digest of everything but the ``build`` block, as hex."""
+        body = to_json(self)
+        del body["build"]
+        return digest(body)
+
+    def files(self) -> list[FileEntry]:
+        """Every file that belongs to the corpus, in a fixed order."""
+        shards = [s for d in self.domains for s in (*d.shards, *([d.holdout] if d.holdout else []))]
+        return [
+            self.tokenizer.file,
+            *(entry for s in shards for entry in (s.tar, s.documents, s.chunks)),
+            *self.exclusions,
+        ]
+
+
+def file_entry(root: Path, path: Path) -> FileEntry:
+    """Measure and hash a file below ``root``."""
+    return FileEntry(path=path.relative_to(root).as_posix(), bytes=path.stat().st_size, sha256=sha256_file(path))
+
+
+def to_json(manifest: Manifest) -> dict[str, Any]:
+    """The manifest as JSON values, with its format line."""
+    return {"format": FORMAT} | asdict(manifest)
+
+
+def write_manifest(root: Path, manifest: Manifest) -> None:
+    """Write ``corpus.json``; this seals the corpus."""
+    write_bytes(root / MANIFEST, canonical_bytes(to_json(manifest)) + b"\n")
+
+
+def read_manifest(root: Path) -> Manifest:
+    """Read the manifest of a built corpus.
+
+    Raises:
+        UsageError: there is no corpus here, or it is not finished.
+        InputError: the manifest is damaged or of a newer format.
+    """
+    path = root / MANIFEST
+    try:
+        raw = orjson.loads(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{root}: no corpus here (no {MANIFEST}); run 'millstream build RECIPE' first") from error
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{path}: damaged: {error}") from error
+    if not isinstance(raw, dict) or raw.get("format") != FORMAT:
+        found = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
+        raise InputError(f"{path}: expected format {FORMAT}, found {found}")
+    try:
+        return _from_json(raw)
+    except (KeyError, TypeError) as error:
+        raise InputError(f"{path}: damaged: {error!r}") from error
+
+
+def safe_path(root: Path, entry: FileEntry) -> Path:
+    """The entry's path below ``root``.
+
+    Raises:
+        InputError: the path would leave the corpus folder.
+    """
+    path = root / entry.path
+    if not path.resolve().is_relative_to(root.resolve()):
+        raise InputError(f"{root / MANIFEST}: '{entry.path}' lies outside the corpus")
+    return path
+
+
+def check_size(root: Path, entry: FileEntry) -> Path:
+    """The path of a file whose presence and size were checked.
+
+    Raises:
+        InputError: the file is missing or its size differs from the manifest.
+    """
+    path = safe_path(root, entry)
+    try:
+        found = path.stat().st_size
+    except OSError as error:
+        raise InputError(f"{path}: missing; the manifest lists {entry.bytes} bytes") from error
+    if found != entry.bytes:
+        raise InputError(f"{path}: {found} bytes, the manifest says {entry.bytes}")
+    return path
+
+
+def _from_json(raw: dict[str, Any]) -> Manifest:
+    tokenizer = raw["tokenizer"]
+    return Manifest(
+        corpus_digest=raw["corpus_digest"],
+        corpus=raw["corpus"],
+        tokenizer=TokenizerIdentity(**{**tokenizer, "file": FileEntry(**tokenizer["file"])}),
+        domains=tuple(
+            DomainManifest(
+                **{
+                    **domain,
+                    "shards": tuple(_shard(s) for s in domain["shards"]),
+                    "holdout": _shard(domain["holdout"]) if domain["holdout"] else None,
+                }
+            )
+            for domain in raw["domains"]
+        ),
+        exclusions=tuple(FileEntry(**entry) for entry in raw["exclusions"]),
+        build=raw["build"],
+    )
+
+
+def _shard(raw: dict[str, Any]) -> Shard:
+    entries = {name: FileEntry(**raw[name]) for name in ("tar", "documents", "chunks")}
+    return Shard(**{**raw, **entries})
