@@ -1,0 +1,55 @@
+"""Replaying what a run was fed: roots derived again from the plan and the corpus, against the ledger."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from millstream.audit.feed import leaf_hashes, step_root
+from millstream.audit.runs import FedStep, Run
+from millstream.errors import CheckFailed
+from millstream.stream.reader import Stream
+
+RECENT = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A step record beside the root derived again from plan and corpus."""
+
+    fed: FedStep
+    root: str
+
+    @property
+    def equal(self) -> bool:
+        """True where the ledger's root is the derived one."""
+        return self.fed.root == self.root
+
+
+def derive_root(stream: Stream, step: int) -> str:
+    """Root of a step's sequences as the plan and the corpus give them, as hex."""
+    batch = stream.batch(step)
+    return step_root(leaf_hashes(batch.indices, batch.tokens))
+
+
+def replay(stream: Stream, steps: Iterable[FedStep]) -> Iterator[Replayed]:
+    """Derive the roots of step records again, one by one."""
+    for fed in steps:
+        indices = np.arange(fed.first_index, fed.first_index + fed.sequences, dtype=np.uint64)
+        tokens = stream.read(stream.plan.locate(indices))
+        yield Replayed(fed, step_root(leaf_hashes(indices, tokens)))
+
+
+def check_recent_roots(run: Run, stream: Stream, up_to_step: int) -> None:
+    """Refuse to continue where the last steps before a checkpoint cannot be derived again.
+
+    Raises:
+        CheckFailed: names the first step whose root differs.
+    """
+    steps = [s for step in range(max(1, up_to_step - RECENT + 1), up_to_step + 1) for s in run.fed.get(step, [])]
+    for replayed in replay(stream, steps):
+        if not replayed.equal:
+            raise CheckFailed(
+                f"{run.path}: step {replayed.fed.step} was fed other data than the corpus gives now (root "
+                f"{replayed.fed.root[:16]}, derived {replayed.root[:16]}); the run cannot be continued on it"
+            )

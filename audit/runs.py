@@ -1,0 +1,255 @@
+"""Runs on disk: creating one, and reading back what its ledger says.
+
+RUN/run.json      frozen recipe, first plan, corpus id, code version, environment; never changed
+RUN/ledger.jsonl  everything that happened since
+"""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import millstream
+from millstream.audit.ledger import Record, open_ledger, read_ledger
+from millstream.canonical import canonical_bytes, digest
+from millstream.errors import InputError, UsageError
+from millstream.files import sha256_file, write_bytes
+from millstream.mixture.recipe import Recipe
+from millstream.stream.plan import Plan, plan_from_json, plan_to_json
+from millstream.stream.segments import Segment, initial_segments
+from millstream.tokenize.manifest import read_manifest
+
+FORMAT = "millstream-run/1"
+LIBRARIES = ("deepspeed", "numpy", "polars", "tokenizers", "torch")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Attempt:
+    """One start of the run's processes; it continues after ``checkpoint_step``."""
+
+    number: int
+    checkpoint_step: int
+    world: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FedStep:
+    """A step record: what one attempt fed to the engine."""
+
+    step: int
+    attempt: int
+    segment: int
+    first_index: int
+    sequences: int
+    tokens: int
+    root: str
+    update_applied: bool
+    loss: int | str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SavedCheckpoint:
+    """A checkpoint record; ``path`` is relative to the run."""
+
+    step: int
+    attempt: int
+    path: str
+    digest: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run as its folder tells it."""
+
+    path: Path
+    info: dict[str, Any]
+    records: tuple[Record, ...]
+
+    @cached_property
+    def recipe(self) -> Recipe:
+        """The frozen recipe."""
+        return Recipe.model_validate(self.info["recipe"])
+
+    @cached_property
+    def plan(self) -> Plan:
+        """The frozen plan."""
+        return plan_from_json(self.info["plan"])
+
+    @property
+    def corpus_root(self) -> Path:
+        """Where the corpus lay when the run began, from the run's folder."""
+        return (self.path / str(self.info["corpus"]["path"])).resolve()
+
+    @property
+    def run_id(self) -> str:
+        """Digest of the ``run`` record's body, as hex."""
+        return digest(self.records[0].body)
+
+    @cached_property
+    def segments(self) -> tuple[Segment, ...]:
+        """The run's segments, in order."""
+        bodies = [r.body["segment"] for r in self.records if r.kind == "segment"]
+        return tuple(Segment(**{**b, "skip": tuple(b["skip"]) if b["skip"] else None}) for b in bodies)
+
+    @cached_property
+    def attempts(self) -> tuple[Attempt, ...]:
+        """Starts of the processes, in order."""
+        bodies = [r.body for r in self.records if r.kind == "attempt"]
+        return tuple(
+            Attempt(number=b["attempt"], checkpoint_step=b["checkpoint_step"], world=b["world"]) for b in bodies
+        )
+
+    @cached_property
+    def fed(self) -> dict[int, list[FedStep]]:
+        """Step records by step, in the order in which they were fed."""
+        found: dict[int, list[FedStep]] = defaultdict(list)
+        for record in self.records:
+            if record.kind == "step":
+                step = FedStep(**{name: record.body[name] for name in FedStep.__slots__})
+                found[step.step].append(step)
+        return dict(found)
+
+    @cached_property
+    def checkpoints(self) -> tuple[SavedCheckpoint, ...]:
+        """Checkpoint records, in order; the folders may have been removed since."""
+        bodies = [r.body for r in self.records if r.kind == "checkpoint"]
+        return tuple(SavedCheckpoint(**{name: b[name] for name in SavedCheckpoint.__slots__}) for b in bodies)
+
+    @property
+    def last_step(self) -> int:
+        """The last step of the lineage: fed, and not superseded by a later attempt."""
+        return max((step for step in self.fed if self.learned(step)), default=0)
+
+    @property
+    def finished(self) -> bool:
+        """True once every step of the plan is in the lineage."""
+        return self.last_step == self.plan.total_steps
+
+    def learned(self, step: int) -> FedStep | None:
+        """The step record that the lineage keeps: the newest one not superseded."""
+        for fed in reversed(self.fed.get(step, [])):
+            if not self.superseded(fed):
+                return fed
+        return None
+
+    def superseded(self, fed: FedStep) -> bool:
+        """True where a later attempt began at a checkpoint before the step."""
+        later = (a for a in self.attempts if a.number > fed.attempt)
+        return any(attempt.checkpoint_step < fed.step for attempt in later)
+
+    def segment_of(self, step: int) -> Segment:
+        """The segment that a step lies in."""
+        for segment in reversed(self.segments):
+            if segment.first_step <= step < segment.end_step:
+                return segment
+        raise UsageError(f"{self.path}: step {step} lies in no segment of the run")
+
+
+def create_run(path: Path, recipe: Recipe, plan: Plan, corpus_root: Path) -> None:
+    """Freeze a new run: write ``run.json`` and begin the ledger with the run and its segments.
+
+    Raises:
+        UsageError: there is a run here already.
+    """
+    if (path / "run.json").exists():
+        raise UsageError(f"{path}: holds a run already")
+    path.mkdir(parents=True, exist_ok=True)
+    info = {
+        "format": FORMAT,
+        "name": recipe.name,
+        "recipe": recipe.canonical(),
+        "sections": recipe.section_digests(),
+        "plan": plan_to_json(plan),
+        "corpus": {
+            "id": read_manifest(corpus_root).corpus_id,
+            "path": os.path.relpath(corpus_root.resolve(), path.resolve()),
+        },
+        "code": {"version": millstream.__version__, "digest": code_digest()},
+        "environment": environment(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    write_bytes(path / "run.json", canonical_bytes(info) + b"\n")
+    with open_ledger(path) as ledger:
+        body = {
+            "format": FORMAT,
+            "name": recipe.name,
+            "plan_id": plan.plan_id,
+            "run_json": sha256_file(path / "run.json"),
+        }
+        ledger.append("run", body)
+        for segment in initial_segments(plan):
+            ledger.append("segment", {"segment": asdict(segment), "why": "plan", "by": "recipe"})
+
+
+def open_run(path: Path) -> Run:
+    """Read a run.
+
+    Raises:
+        UsageError: there is no run here.
+        InputError: ``run.json`` or the ledger is damaged.
+    """
+    try:
+        info = orjson.loads((path / "run.json").read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path}: no run here (no run.json); start one with 'millstream train RECIPE'") from error
+    except orjson.JSONDecodeError as error:
+        raise InputError(f"{path / 'run.json'}: damaged: {error}") from error
+    if not isinstance(info, dict) or info.get("format") != FORMAT:
+        raise InputError(f"{path / 'run.json'}: expected format {FORMAT}")
+    records = tuple(read_ledger(path))
+    if not records or records[0].kind != "run":
+        raise InputError(f"{path}: the ledger does not begin with a run record; the run was never started whole")
+    return Run(path, info, records)
+
+
+def require_same(run: Run, recipe: Recipe, plan: Plan) -> None:
+    """Refuse to continue a run under another recipe or over another corpus.
+
+    Raises:
+        UsageError: names the first section that differs.
+    """
+    now = recipe.section_digests()
+    for section in ("corpus", "mixture", "model", "train"):
+        if now.get(section) != run.info["sections"].get(section):
+            raise UsageError(
+                f"{run.path}: the run was started with another '{section}' section; "
+                "restore the recipe, or give the new one another name or --run"
+            )
+    if plan.plan_id != run.plan.plan_id:
+        raise UsageError(
+            f"{run.path}: the order of the data would differ (plan {run.plan.plan_id[:16]}, now {plan.plan_id[:16]}): "
+            "the corpus or the plan's algorithm changed"
+        )
+
+
+def code_digest() -> str:
+    """Digest of the package's own Python files, as hex, wherever they lie."""
+    # os.walk, since pathlib's rglob does not enter linked folders on Python 3.11.
+    root = Path(millstream.__file__).parent
+    files = {
+        os.path.relpath(Path(folder) / name, root): sha256_file(Path(folder) / name)
+        for folder, _, names in os.walk(root, followlinks=True)
+        for name in names
+        if name.endswith(".py")
+    }
+    return digest(files)
+
+
+def environment() -> dict[str, Any]:
+    """Python, platform and the versions of the libraries that decide a run's numbers."""
+    versions = {}
+    for name in LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return {"python": sys.version.split()[0], "platform": platform.platform(), "libraries": versions}
