@@ -1,0 +1,76 @@
+"""Filters over a batch of documents: what is kept, and for each document dropped the rule and the numbers."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+
+import polars as pl
+
+from millstream.mixture.datatrove_filter import run_datatrove_filter
+from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
+from millstream.mixture.recipe import DatatroveFilter, Filter, LengthFilter, SymbolFilter
+
+VERSION = "filter/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """Documents that stay (``DOCUMENT_SCHEMA``) and exclusions (``EXCLUSION_SCHEMA``)."""
+
+    kept: pl.DataFrame
+    excluded: pl.DataFrame
+
+
+def apply_filters(documents: pl.DataFrame, filters: Sequence[Filter], domain: str) -> Filtered:
+    """Run filters in order; a document is dropped by the first that objects.
+
+    Raises:
+        InputError: a datatrove filter failed on a document; names it.
+        SetupError: a datatrove filter needs a package that is not installed.
+    """
+    excluded = []
+    for rule in filters:
+        if isinstance(rule, DatatroveFilter):
+            documents, dropped = run_datatrove_filter(documents, rule)
+        else:
+            measured = documents.with_columns(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
+            dropped = measured.filter(pl.col("value").is_not_null())
+            documents = measured.filter(pl.col("value").is_null()).select(DOCUMENT_SCHEMA.names())
+        excluded.append(exclusions(dropped, domain, "filter"))
+    return Filtered(documents, pl.concat([pl.DataFrame(schema=EXCLUSION_SCHEMA), *excluded]))
+
+
+def exclusions(dropped: pl.DataFrame, domain: str, stage: str) -> pl.DataFrame:
+    """Rows of ``EXCLUSION_SCHEMA`` from dropped documents that carry ``rule``, ``value`` and ``threshold``."""
+    fixed = {"raw_sha256": None, "kept_key": None} if "kept_key" not in dropped.columns else {"raw_sha256": None}
+    columns = {name: pl.lit(value, pl.Binary) for name, value in fixed.items()}
+    return dropped.with_columns(domain=pl.lit(domain), stage=pl.lit(stage), **columns).select(
+        pl.col(name).cast(kind) for name, kind in EXCLUSION_SCHEMA.items()
+    )
+
+
+def _length(rule: LengthFilter) -> list[pl.Expr]:
+    chars = pl.col("text").str.len_chars()
+    short = chars < rule.min_chars
+    long = chars > rule.max_chars if rule.max_chars is not None else pl.lit(False)
+    threshold = (
+        pl.when(short).then(pl.lit(f"min_chars {rule.min_chars}")).otherwise(pl.lit(f"max_chars {rule.max_chars}"))
+    )
+    return _verdict("length", short | long, chars.cast(pl.String), threshold)
+
+
+def _symbols(rule: SymbolFilter) -> list[pl.Expr]:
+    most = Fraction(rule.max_ratio)
+    chars = pl.col("text").str.len_chars().cast(pl.Int64)
+    symbols = chars - pl.col("text").str.count_matches(r"[\p{L}\p{M}\p{N}\s]").cast(pl.Int64)
+    # Compared as integers: a ratio in floating point may fall on either side of its threshold.
+    over = symbols * most.denominator > chars * most.numerator
+    return _verdict("symbols", over, pl.format("{}/{}", symbols, chars), pl.lit(f"max_ratio {rule.max_ratio}"))
+
+
+def _verdict(rule: str, drop: pl.Expr, value: pl.Expr, threshold: pl.Expr) -> list[pl.Expr]:
+    return [
+        pl.lit(rule).alias("rule"),
+        pl.when(drop).then(value).alias("value"),
+        pl.when(drop).then(threshold).alias("threshold"),
+    ]
