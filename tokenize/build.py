@@ -1,0 +1,158 @@
+"""The build: recipe in, sealed corpus out. Composes the stages; each unit of work is cached by its inputs.
+
+read+filter -> exact dedup -> tokenizer -> encode (held-out marked) -> shards -> exclusions -> manifest
+"""
+
+import fcntl
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from millstream.canonical import digest
+from millstream.errors import SetupError, UsageError
+from millstream.mixture.datatrove_filter import check_filter
+from millstream.mixture.recipe import Corpus, DatatroveFilter, Recipe
+from millstream.mixture.sources import list_files
+from millstream.tokenize.curate import Key, dedup_units, has_edits, read_units
+from millstream.tokenize.encode import encode_units
+from millstream.tokenize.lock import LOCK, ready_tokenizer
+from millstream.tokenize.manifest import MANIFEST, Manifest
+from millstream.tokenize.publish import place_shards, read_mark, shard_units
+from millstream.tokenize.seal import seal, sealed
+from millstream.tokenize.tokenizer import encoder_of
+from millstream.tokenize.work import Progress, Unit, clean, run_units
+
+DISK_FACTOR = 4
+"""Free disk asked for, as a multiple of the input: texts and tokens between the stages, and the shards."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BuildResult:
+    """A sealed corpus, whether anything had to be done for it, and what the user should know."""
+
+    manifest: Manifest
+    did_work: bool
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Planned:
+    """One line of ``build --explain``."""
+
+    stage: str
+    what: str
+    state: str
+
+
+def build_corpus(
+    recipe: Recipe, base: Path, root: Path, *, tasks: int, progress: Progress, retrain_tokenizer: bool = False
+) -> BuildResult:
+    """Build a recipe's corpus, or finish or update the one that is there.
+
+    Args:
+        recipe: the recipe.
+        base: folder that the recipe's relative paths start from.
+        root: the corpus folder.
+        tasks: processes at once; the result does not depend on it.
+        progress: told about each stage's finished units.
+        retrain_tokenizer: train the recipe's tokenizer anew, though one is locked.
+
+    Raises:
+        MillstreamError: bad input, a full disk, a missing package; the corpus is as before or unfinished,
+            never half new and sealed.
+    """
+    corpus = recipe.corpus
+    warnings = check_before(corpus, base, root)
+    with _only_builder(root):
+        work = root / ".work"
+        clean(work)
+
+        def run(stage: str, units: Sequence[Unit]) -> int:
+            return run_units(stage, units, tasks=tasks, work_root=work, progress=progress)
+
+        reads = read_units(corpus, base, work)
+        done = run("read", [read.unit for read in reads])
+        gone: list[Path] = []
+        passes: tuple[Key, ...] = ("doc_key", "text_key") if has_edits(reads) else ("doc_key",)
+        for by in passes:
+            ranges = dedup_units(corpus, reads, work, by, gone)
+            done += run("dedup", ranges)
+            gone += [unit.folder / "dropped.parquet" for unit in ranges]
+        tokenizer = ready_tokenizer(corpus, base, root, reads, gone, retrain=retrain_tokenizer, run=run)
+        encoder = encoder_of(corpus.tokenizer, tokenizer)
+        identity = digest({"probe": encoder.probe(), "eos": encoder.eos, "bos": encoder.bos})
+        encoded = [encode_units(corpus, d, reads, gone, tokenizer, identity, work) for d in corpus.domains]
+        done += run("encode", [unit for each in encoded for unit in each.units])
+        placed = {each.domain: place_shards(each, encoder.dtype.itemsize, corpus) for each in encoded}
+        units = {each.domain: shard_units(root, each, placed[each.domain], corpus.chunk_bytes) for each in encoded}
+        written = [unit for domain in units.values() for unit in domain]
+        if not all(unit.done for unit in written):
+            # From here on the folder holds parts of two corpora until it is sealed again.
+            (root / MANIFEST).unlink(missing_ok=True)
+        done += run("shards", written)
+        if done == 0 and (current := sealed(root, recipe, [read_mark(unit.folder) for unit in written])):
+            return BuildResult(manifest=current, did_work=False, warnings=tuple(warnings))
+        manifest = seal(recipe, root, encoder, tokenizer, reads, gone, units)
+        return BuildResult(manifest=manifest, did_work=True, warnings=tuple(warnings))
+
+
+def explain_build(recipe: Recipe, base: Path, root: Path) -> list[Planned]:
+    """What a build would do, as far as it can be told before reading."""
+    check_before(recipe.corpus, base, root)
+    reads = read_units(recipe.corpus, base, root / ".work")
+    planned = [
+        Planned(stage="read", what=read.unit.label, state="done" if read.unit.done else "to do") for read in reads
+    ]
+    later = "as needed after reading" if any(not read.unit.done for read in reads) else "done unless something changed"
+    tokenizer = "locked" if (root / LOCK).exists() else "to do"
+    return [
+        *planned,
+        Planned(stage="dedup", what="all domains", state=later),
+        Planned(stage="tokenizer", what=recipe.corpus.tokenizer.kind, state=tokenizer),
+        Planned(stage="encode", what="all domains", state=later),
+        Planned(stage="shards", what="all domains", state=later),
+    ]
+
+
+def check_before(corpus: Corpus, base: Path, root: Path) -> list[str]:
+    """Look at filters, files, disk and licences before any work.
+
+    Returns:
+        Warnings: sources without a licence.
+
+    Raises:
+        MillstreamError: a filter cannot be made, a source has no files, or the disk is too small.
+    """
+    for rule in [*corpus.filters, *(rule for domain in corpus.domains for rule in domain.filters)]:
+        if isinstance(rule, DatatroveFilter):
+            check_filter(rule)
+    size = sum(file.size for source in corpus.sources for file in list_files(source, base))
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(root).free
+    except OSError as error:
+        raise SetupError(f"{root}: cannot be made: {error.strerror}") from error
+    if free < DISK_FACTOR * size:
+        raise SetupError(
+            f"{root}: {free / 2**30:.1f} GiB free, but {size / 2**30:.1f} GiB of input need about "
+            f"{DISK_FACTOR * size / 2**30:.1f} GiB; free some or put the corpus elsewhere with --corpus"
+        )
+    return [
+        f"source '{s.name}' states no licence; documents without one of their own will have none"
+        for s in corpus.sources
+        if s.licence is None
+    ]
+
+
+@contextmanager
+def _only_builder(root: Path) -> Iterator[None]:
+    """Hold the corpus folder's lock."""
+    (root / ".work").mkdir(parents=True, exist_ok=True)
+    with (root / ".work" / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise UsageError(f"{root}: another build is at work here; wait for it or stop it") from error
+        yield

@@ -1,0 +1,231 @@
+"""The build's first half, as units of work: reading and filtering, then exact deduplication.
+
+read    (domain, group of files) -> kept.parquet, excluded.parquet, counts.json
+dedup   range of keys            -> dropped.parquet
+"""
+
+import hashlib
+import importlib.metadata
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+import orjson
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from millstream.canonical import digest
+from millstream.errors import InputError
+from millstream.mixture import dedup, filters, reading
+from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
+from millstream.mixture.recipe import Corpus, DatatroveFilter, Domain, Filter, Source
+from millstream.mixture.sources import SourceFile, list_files, read_file
+from millstream.tokenize.work import Unit
+
+Key = Literal["doc_key", "text_key"]
+GROUP_BYTES = 32 << 20
+"""Small files are read together up to this size; a larger file is a unit of its own."""
+DOCUMENTS_A_RANGE = 2_000_000
+"""Documents whose keys are compared at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadUnit:
+    """A unit of reading, and the domain that it feeds."""
+
+    domain: str
+    key: str
+    unit: Unit
+
+    @property
+    def kept(self) -> Path:
+        """Its table of kept documents."""
+        return self.unit.folder / "kept.parquet"
+
+    @property
+    def excluded(self) -> Path:
+        """Its table of dropped records."""
+        return self.unit.folder / "excluded.parquet"
+
+
+def read_units(corpus: Corpus, base: Path, work: Path) -> list[ReadUnit]:
+    """Units of the reading stage, in recipe order.
+
+    A unit's key covers the files' contents, how they are read, the filters and the libraries that decide.
+    """
+    known = Fingerprints(work / "files.json")
+    sources = {source.name: source for source in corpus.sources}
+    units = []
+    for domain in corpus.domains:
+        rules = (*corpus.filters, *domain.filters)
+        for name in domain.sources:
+            source = sources[name]
+            for files in _groups(list_files(source, base)):
+                key = _read_key(corpus, domain, source, rules, [(f.path, known.sha256(f)) for f in files])
+                run = partial(read_group, source=source, files=files, domain=domain.name, rules=rules, seed=corpus.seed)
+                label = f"{domain.name} from {name} ({files[0].path}{' ...' if files[1:] else ''})"
+                unit = Unit(label=label, folder=work / "read" / key, work=run)
+                units.append(ReadUnit(domain=domain.name, key=key, unit=unit))
+    known.save()
+    return units
+
+
+def read_group(
+    folder: Path, *, source: Source, files: Sequence[SourceFile], domain: str, rules: Sequence[Filter], seed: int
+) -> None:
+    """Read and filter some files of a source; every record ends in one of two tables.
+
+    Raises:
+        InputError: a file is damaged, or the counts do not add up.
+    """
+    records = 0
+    kept = pq.ParquetWriter(folder / "kept.parquet", _arrow(DOCUMENT_SCHEMA), compression="zstd")
+    excluded = pq.ParquetWriter(folder / "excluded.parquet", _arrow(EXCLUSION_SCHEMA), compression="zstd")
+    with kept, excluded:
+        for file in files:
+            for batch in reading.read_documents(source, file, domain=domain, seed=seed):
+                records += len(batch.kept) + len(batch.excluded)
+                filtered = filters.apply_filters(batch.kept, rules, domain)
+                # Sorted, so that a range of the order can be read without the rest of the file.
+                kept.write_table(_table(filtered.kept.sort("order", "doc_id"), DOCUMENT_SCHEMA))
+                excluded.write_table(_table(pl.concat([batch.excluded, filtered.excluded]), EXCLUSION_SCHEMA))
+    counts = {
+        "read": records,
+        "kept": pq.read_metadata(folder / "kept.parquet").num_rows,
+        "excluded": pq.read_metadata(folder / "excluded.parquet").num_rows,
+    }
+    check_conserved(f"{domain}: reading {source.name}", counts["read"], counts["kept"] + counts["excluded"])
+    (folder / "counts.json").write_bytes(orjson.dumps(counts))
+
+
+def dedup_units(corpus: Corpus, reads: Sequence[ReadUnit], work: Path, by: Key, gone: Sequence[Path]) -> list[Unit]:
+    """Units of a pass of exact deduplication: one a range of key prefixes."""
+    if not corpus.dedup.exact:
+        return []
+    documents = sum(pq.read_metadata(read.kept).num_rows for read in reads)
+    ranges = min(256, 1 << max(0, (documents // DOCUMENTS_A_RANGE).bit_length()))
+    key = digest(
+        {
+            "version": dedup.VERSION,
+            "by": by,
+            "reads": [[read.domain, read.key] for read in reads],
+            "domains": [d.name for d in corpus.domains],
+            "gone": [path.parent.name for path in gone],
+            "ranges": ranges,
+        }
+    )
+    tables = [(domain.name, read.kept) for domain in corpus.domains for read in reads if read.domain == domain.name]
+    width = 256 // ranges
+    return [
+        Unit(
+            label=f"{by} {n + 1} of {ranges}",
+            folder=work / "dedup" / f"{key}-{n:03}",
+            work=partial(_dedup, tables=tables, by=by, prefixes=(n * width, (n + 1) * width), gone=tuple(gone)),
+        )
+        for n in range(ranges)
+    ]
+
+
+def has_edits(reads: Sequence[ReadUnit]) -> bool:
+    """Whether any text was changed after it was read, so that texts may be equal where keys are not."""
+    frames = [pl.scan_parquet(read.kept).select(edited=pl.col("edits").list.len() > 0) for read in reads]
+    return bool(pl.concat(frames).select(pl.col("edited").any()).collect().item())
+
+
+def check_conserved(where: str, read: int, accounted: int) -> None:
+    """Every record is kept, held out or excluded.
+
+    Raises:
+        InputError: some are missing or counted twice.
+    """
+    if read != accounted:
+        raise InputError(f"{where}: {read} records went in, {accounted} are accounted for")
+
+
+class Fingerprints:
+    """SHA-256 of input files, remembered by size and time, so that a second build reads nothing."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            self._known: dict[str, list[str]] = orjson.loads(path.read_bytes())
+        except (OSError, orjson.JSONDecodeError):
+            self._known = {}
+        self._used: dict[str, list[str]] = {}
+
+    def sha256(self, file: SourceFile) -> str:
+        """A file's digest, as hex; read only if its stamp is new."""
+        known = self._known.get(file.url)
+        if known is None or known[0] != file.stamp:
+            with read_file(file) as opened:
+                known = [file.stamp, hashlib.file_digest(opened, "sha256").hexdigest()]
+        self._used[file.url] = known
+        return known[1]
+
+    def save(self) -> None:
+        """Remember what was asked for."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_bytes(orjson.dumps(self._used))
+        temporary.replace(self.path)
+
+
+def _read_key(
+    corpus: Corpus, domain: Domain, source: Source, rules: Sequence[Filter], files: list[tuple[str, str]]
+) -> str:
+    libraries = ["polars"]
+    if any(isinstance(rule, DatatroveFilter) for rule in rules):
+        libraries += ["datatrove", "spacy"]
+    how = source.model_dump(mode="json", exclude={"root", "package", "version", "files"})
+    return digest(
+        {
+            "versions": [reading.VERSION, filters.VERSION],
+            "libraries": {name: _version(name) for name in libraries},
+            "seed": corpus.seed,
+            "domain": domain.name,
+            "source": how,
+            "rules": [rule.model_dump(mode="json") for rule in rules],
+            "files": [list(file) for file in files],
+        }
+    )
+
+
+def _version(library: str) -> str | None:
+    try:
+        return importlib.metadata.version(library)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _groups(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
+    groups: list[list[SourceFile]] = []
+    size = 0
+    for file in files:
+        if not groups or size + file.size > GROUP_BYTES:
+            groups.append([])
+            size = 0
+        groups[-1].append(file)
+        size += file.size
+    return groups
+
+
+def _dedup(
+    folder: Path,
+    *,
+    tables: Sequence[tuple[str, Path]],
+    by: Key,
+    prefixes: tuple[int, int],
+    gone: Sequence[Path],
+) -> None:
+    dedup.duplicates(tables, by, prefixes, gone).write_parquet(folder / "dropped.parquet", compression="zstd")
+
+
+def _arrow(schema: pl.Schema) -> pa.Schema:
+    return pl.DataFrame(schema=schema).to_arrow().schema
+
+
+def _table(frame: pl.DataFrame, schema: pl.Schema) -> pa.Table:
+    return frame.to_arrow().cast(_arrow(schema))
