@@ -44,7 +44,9 @@ def marin_plan() -> Plan:
         )
         cursors = {n: cursors[n] + phase.taken(n) for n in tokens}
         phases.append(phase)
-    rings = tuple(Ring(name=n, tokens=t, documents=t // 1000, corpus_id="0" * 64, limited=False) for n, t in tokens.items())
+    rings = tuple(
+        Ring(name=n, tokens=t, documents=t // 1000, corpus_id="0" * 64, limited=False) for n, t in tokens.items()
+    )
     return Plan(
         mixture_digest="0" * 64,
         seed=0,

@@ -85,7 +85,7 @@ def _overlaps(table: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     pairs = pl.concat([spans[which], table[document]], how="horizontal")
     begin = pl.max_horizontal("start", "token_start")
     end = pl.min_horizontal("end", pl.col("token_start") + pl.col("n_tokens"))
-    return pairs.select(
+    overlaps: pl.DataFrame = pairs.select(
         "row",
         *COLUMNS,
         first=pl.col("at") + begin - pl.col("start"),
@@ -93,3 +93,4 @@ def _overlaps(table: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
         tokens=end - begin,
         from_token=begin - pl.col("token_start"),
     )
+    return overlaps

@@ -65,7 +65,8 @@ class DomainReader:
         """Tokens ``[start, end)`` as a new array."""
         out = np.empty((1, end - start), self.dtype)
         self.gather(np.array([start]), end - start, out, np.array([0]))
-        return out[0]
+        tokens: Tokens = out[0]
+        return tokens
 
     def _piece(self, start: int, most: int) -> Tokens:
         """A view of the tokens from ``start`` to the end of their chunk, the ring or ``most``."""

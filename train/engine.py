@@ -1,0 +1,112 @@
+"""The model inside DeepSpeed's engine: ZeRO, precision, AdamW, clipping, accumulation.
+
+Nothing is compiled at run time: the optimizer is torch's own, and the shared-memory extension that
+DeepSpeed would build for CPU ranks serves inference only.
+"""
+
+import logging
+import os
+import warnings
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+# Read by DeepSpeed when it is imported.
+if not torch.cuda.is_available():
+    os.environ.setdefault("DS_ACCELERATOR", "cpu")
+
+import deepspeed
+import deepspeed.ops
+
+from millstream.errors import UsageError
+from millstream.mixture.recipe import Model, Train
+from millstream.train.initial import initialise
+from millstream.train.model import CausalLM
+
+
+def init_distributed() -> tuple[int, int]:
+    """Join the process group that the launcher's environment names; returns (rank, world size)."""
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    deepspeed.utils.logger.setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", category=FutureWarning)
+    if not dist.is_initialized():
+        deepspeed.init_distributed(dist_backend="nccl" if torch.cuda.is_available() else "gloo", verbose=False)
+    return dist.get_rank(), dist.get_world_size()
+
+
+def build_engine(model: Model, train: Train, vocab_size: int, batch: int) -> Any:
+    """Build the network and wrap it.
+
+    Args:
+        model: its shape.
+        train: how it is trained.
+        vocab_size: ids it knows.
+        batch: sequences a step, over all ranks.
+
+    Raises:
+        UsageError: the ranks do not divide into expert-parallel groups, or the experts among their ranks.
+    """
+    world = dist.get_world_size()
+    if world % train.expert_parallel or model.n_routed_experts % train.expert_parallel:
+        raise UsageError(
+            f"expert_parallel {train.expert_parallel} must divide both {world} ranks and "
+            f"{model.n_routed_experts} experts"
+        )
+    network = CausalLM(
+        model,
+        vocab_size,
+        expert_parallel=train.expert_parallel,
+        z_loss=train.z_loss,
+        router_z_loss=train.router_z_loss,
+    )
+    initialise(network, model, train.seed)
+    engine, *_ = deepspeed.initialize(
+        model=network, model_parameters=parameter_groups(network, train), config=engine_config(train, batch, world)
+    )
+    return engine
+
+
+def engine_config(train: Train, batch: int, world: int) -> dict[str, Any]:
+    """DeepSpeed's configuration of a recipe."""
+    optimizer = train.optimizer
+    config: dict[str, Any] = {
+        "train_batch_size": batch,
+        "train_micro_batch_size_per_gpu": train.micro_batch,
+        "gradient_accumulation_steps": batch // (world * train.micro_batch),
+        "gradient_clipping": optimizer.clip,
+        "zero_optimization": {"stage": train.zero_stage},
+        "optimizer": {
+            "type": "AdamW",
+            "params": {
+                "lr": optimizer.lr,
+                "betas": list(optimizer.betas),
+                "eps": optimizer.eps,
+                "weight_decay": optimizer.weight_decay,
+                "torch_adam": True,
+                "fused": True,
+            },
+        },
+        "steps_per_print": 2**62,
+    }
+    if train.precision == "bf16":
+        config["bf16"] = {"enabled": True}
+    return config
+
+
+def parameter_groups(network: CausalLM, train: Train) -> list[dict[str, Any]]:
+    """Matrices, which are decayed, and norms and embeddings, which are not."""
+    decayed: list[Any] = []
+    plain: list[Any] = []
+    for name, parameter in network.named_parameters():
+        (plain if parameter.dim() < 2 or "embed_tokens" in name else decayed).append(parameter)
+    return [
+        {"params": decayed, "weight_decay": train.optimizer.weight_decay, "name": "decayed"},
+        {"params": plain, "weight_decay": 0.0, "name": "plain"},
+    ]
+
+
+def set_learning_rate(engine: Any, rate: float) -> None:
+    """Set the rate of every parameter group."""
+    for group in engine.optimizer.param_groups:
+        group["lr"] = rate

@@ -1,0 +1,120 @@
+"""Starting the ``deepspeed`` launcher, and answering for its processes.
+
+The launcher leaves its workers running when it is told to stop, and its workers do not notice when it
+is killed. So it runs in a process group of its own that is ended as a whole, and each worker watches the
+process that started it all.
+"""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+
+from millstream import errors
+from millstream.errors import SetupError, UsageError
+
+WATCHED = "MILLSTREAM_WATCH_PID"
+FAILURE = "millstream-failure "
+NOISE = re.compile(r"^\[20\d\d-.*\] \[(INFO|WARNING|ERROR)\]|Setting ds_accelerator|^W\d{4} ")
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128", "/dev/dxg")
+GRACE_S = 15
+
+
+def launch(
+    recipe_file: Path,
+    corpus_root: Path,
+    run_dir: Path,
+    *,
+    num_accelerators: int,
+    until: int | None,
+    hostfile: Path | None,
+) -> None:
+    """Train a recipe on this machine's ranks, or on a hostfile's.
+
+    Raises:
+        MillstreamError: what a rank reported; SetupError if one died without a word.
+        UsageError: the hostfile does not exist (the launcher itself would run locally instead).
+    """
+    arguments = [str(recipe_file), "--corpus", str(corpus_root), "--run", str(run_dir)]
+    if until is not None:
+        arguments += ["--until", str(until)]
+    if hostfile is not None and not hostfile.is_file():
+        raise UsageError(f"{hostfile}: no such hostfile")
+    where = ["--hostfile", str(hostfile)] if hostfile else ["--num_accelerators", str(num_accelerators)]
+    command = [str(Path(sys.executable).with_name("deepspeed")), "-q", *where, "--master_port", str(_free_port())]
+    command += ["--no_local_rank", "--module", "millstream.train.run", *arguments]
+    try:
+        code, failure = _run(command, _environment(num_accelerators))
+    except FileNotFoundError as error:
+        raise SetupError("training needs the extra 'train': pip install 'millstream[train]'") from error
+    if failure is not None:
+        kind, _, message = failure.partition(" ")
+        raise getattr(errors, kind, SetupError)(message)
+    if code:
+        raise SetupError(f"training ended with exit code {code}: a rank died; run the command again to continue")
+
+
+def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str | None]:
+    """Exit code of the launcher, and the first failure that a rank reported."""
+    process = subprocess.Popen(
+        command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
+    )
+    reported: list[str] = []
+    reader = threading.Thread(target=_pass_on, args=(process, reported), daemon=True)
+    reader.start()
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        _end_group(process.pid, signal.SIGTERM)
+
+    kept = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        code = process.wait()
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+        # Whatever ended the launcher, none of its workers may outlive it.
+        _end_group(process.pid, signal.SIGTERM)
+        reader.join(GRACE_S)
+        _end_group(process.pid, signal.SIGKILL)
+    return code, reported[0] if reported else None
+
+
+def _pass_on(process: "subprocess.Popen[str]", reported: list[str]) -> None:
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith(FAILURE):
+            reported.append(line.removeprefix(FAILURE).strip())
+        elif not NOISE.search(line):
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
+
+def _end_group(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+def _environment(ranks: int) -> dict[str, str]:
+    environment = dict(os.environ)
+    cores = len(os.sched_getaffinity(0))
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, cores // ranks)))
+    # torch._dynamo and inductor are imported for nothing otherwise.
+    environment.setdefault("TORCHDYNAMO_DISABLE", "1")
+    if not any(Path(device).exists() for device in GPU_DEVICES):
+        # Else DeepSpeed says in every process that it found none.
+        environment.setdefault("DS_ACCELERATOR", "cpu")
+    environment[WATCHED] = str(os.getpid())
+    return environment
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

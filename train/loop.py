@@ -1,0 +1,179 @@
+"""The training loop: batch, forward and backward, update, record; checkpoints on the way.
+
+A step's record is written after its update, from the tensors that were handed to the engine. Rank 0
+writes; every rank hashes its own rows.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+from torch import Tensor
+
+from millstream.audit.feed import leaf_hashes, step_root
+from millstream.audit.ledger import Ledger
+from millstream.audit.runs import Run
+from millstream.stream.reader import Batch, Stream
+from millstream.train.checkpoint import prune, save_checkpoint
+from millstream.train.engine import set_learning_rate
+from millstream.train.evaluate import held_out_losses
+from millstream.train.metrics import MetricsWriter, Value
+from millstream.train.model import moe_layers
+from millstream.train.moe import balance
+from millstream.train.progress import TrainProgress
+from millstream.train.report import wandb_names
+from millstream.train.schedule import learning_rate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recorder:
+    """What rank 0 writes to."""
+
+    ledger: Ledger
+    metrics: MetricsWriter
+    wandb: Any | None
+    progress: TrainProgress
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Fed:
+    """A step as it was fed, over all ranks: leaves (rows, 32), losses and domains (rows,)."""
+
+    batch: Batch
+    leaves: NDArray[np.uint8]
+    losses: NDArray[np.float32]
+    domains: NDArray[np.int64]
+
+
+def train_steps(
+    engine: Any, run: Run, stream: Stream, first: int, last: int, attempt: int, recorder: Recorder | None
+) -> None:
+    """Train steps ``first`` to ``last``; ``recorder`` is rank 0's, None elsewhere.
+
+    Raises:
+        SetupError: a checkpoint or record cannot be written.
+    """
+    train = run.recipe.train
+    rank, world = dist.get_rank(), dist.get_world_size()
+    layers = moe_layers(engine.module)
+    total = stream.plan.total_steps
+    for batch in _ahead(lambda step: stream.batch(step, rank, world), first, last):
+        began = time.perf_counter()
+        rate = learning_rate(batch.step, total, train.optimizer.lr, train.schedule)
+        set_learning_rate(engine, rate)
+        tokens = torch.from_numpy(batch.tokens.astype(np.int64)).to(engine.device)
+        fed = _feed(engine, batch, tokens, train.micro_batch)
+        load = balance(layers, train.router_bias_rate)
+        numbers = _numbers(engine, stream, fed, load, rate, time.perf_counter() - began)
+        if train.evaluate_every and (batch.step % train.evaluate_every == 0 or batch.step == total):
+            numbers += held_out_losses(engine, stream, train.micro_batch)
+        if recorder is not None:
+            _record(run, recorder, engine, fed, numbers, attempt)
+        if batch.step % train.checkpoint_every == 0 or batch.step == last:
+            _checkpoint(engine, run.path, batch.step, attempt, train.keep_checkpoints, recorder)
+
+
+def _ahead(read: Callable[[int], Batch], first: int, last: int) -> Iterator[Batch]:
+    """Batches in order, the next one read while the last is trained on."""
+    with ThreadPoolExecutor(1) as reader:
+        coming = reader.submit(read, first)
+        for step in range(first, last + 1):
+            batch = coming.result()
+            if step < last:
+                coming = reader.submit(read, step + 1)
+            yield batch
+
+
+def _feed(engine: Any, batch: Batch, tokens: Tensor, micro_batch: int) -> Fed:
+    """Run forward, backward and update over a rank's rows, and gather what was fed."""
+    losses, leaves = [], []
+    indices = batch.indices.reshape(-1, micro_batch)
+    for part, part_indices in zip(tokens.split(micro_batch), indices, strict=True):
+        output = engine(part)
+        # The digest is of the very tensor that the engine got, after it was used.
+        leaves.append(leaf_hashes(part_indices, part.cpu().numpy()))
+        engine.backward(output.total)
+        engine.step()
+        losses.append(output.per_sequence)
+    gathered = [
+        _gather(t.to(tokens.device)).cpu().numpy()
+        for t in (torch.from_numpy(np.concatenate(leaves)), torch.cat(losses).float(), torch.from_numpy(batch.domains))
+    ]
+    return Fed(batch=batch, leaves=gathered[0], losses=gathered[1], domains=gathered[2])
+
+
+def _gather(mine: Tensor) -> Tensor:
+    """Every rank's rows, in rank order."""
+    world = dist.get_world_size()
+    if world == 1:
+        return mine
+    everyone = [torch.empty_like(mine) for _ in range(world)]
+    dist.all_gather(everyone, mine.contiguous())
+    return torch.cat(everyone)
+
+
+def _numbers(engine: Any, stream: Stream, fed: Fed, load: Tensor, rate: float, seconds: float) -> list[Value]:
+    norm = engine.get_global_grad_norm()
+    tokens = len(fed.losses) * stream.plan.seq_len
+    values = [
+        Value(name="loss", value=float(fed.losses.mean())),
+        Value(name="grad_norm", value=float(norm) if norm is not None else math.nan),
+        Value(name="lr", value=rate),
+        Value(name="tokens_per_s", value=tokens / seconds),
+    ]
+    if load.numel() > 1:
+        per_layer = load / load.mean(-1, keepdim=True).clamp(min=1)
+        values.append(Value(name="expert_load_max", value=float(per_layer.max(-1).values.mean())))
+    for number in np.unique(fed.domains).tolist():
+        own = fed.losses[fed.domains == number]
+        domain = stream.plan.domains[number]
+        values.append(Value(name="loss", domain=domain, value=float(own.mean())))
+        values.append(Value(name="sequences", domain=domain, value=len(own)))
+    return values
+
+
+def _record(run: Run, recorder: Recorder, engine: Any, fed: Fed, values: list[Value], attempt: int) -> None:
+    step, segment = fed.batch.step, run.segment_of(fed.batch.step).id
+    loss = values[0].value
+    recorder.ledger.append(
+        "step",
+        {
+            "step": step,
+            "attempt": attempt,
+            "segment": segment,
+            "first_index": fed.batch.first_index,
+            "sequences": len(fed.losses),
+            "tokens": len(fed.losses) * run.plan.seq_len,
+            "root": step_root(fed.leaves),
+            "update_applied": bool(engine.was_step_applied()),
+            "loss": micro_nats(loss),
+        },
+    )
+    recorder.metrics.add(step, segment, values)
+    if recorder.wandb is not None:
+        recorder.wandb.log(wandb_names(values), step=step)
+    recorder.progress.update(step, loss, next(v.value for v in values if v.name == "tokens_per_s"))
+
+
+def micro_nats(loss: float) -> int | str:
+    """A loss as the ledger holds it: millionths of a nat, or ``nan`` or ``inf``."""
+    if math.isnan(loss):
+        return "nan"
+    return "inf" if math.isinf(loss) else round(loss * 1e6)
+
+
+def _checkpoint(engine: Any, run_dir: Path, step: int, attempt: int, keep: int, recorder: Recorder | None) -> None:
+    sync = recorder.ledger.sync if recorder is not None else lambda: None
+    body = save_checkpoint(engine, run_dir, step, sync)
+    if recorder is not None and body is not None:
+        recorder.ledger.append("checkpoint", body | {"attempt": attempt})
+        recorder.ledger.sync()
+        prune(run_dir, keep)

@@ -1,0 +1,103 @@
+"""The run's numbers: Parquet files in long form, with a live tail that survives a crash.
+
+    metrics/SEGMENT-ATTEMPT-NNNN.parquet   closed every ``PART_STEPS`` steps
+    metrics/live.jsonl                     the steps since; folded into a file by the next start
+
+The key of a value is (segment, attempt, step, name, domain). W&B, plots and pages read these files.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+import polars as pl
+
+from millstream.files import replacing
+
+PART_STEPS = 50
+
+SCHEMA = pl.Schema(
+    {
+        "segment": pl.Int32,
+        "attempt": pl.Int32,
+        "step": pl.Int64,
+        "name": pl.String,
+        "domain": pl.String,
+        "value": pl.Float64,
+    }
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Value:
+    """One number of a step; ``domain`` where it belongs to one."""
+
+    name: str
+    value: float
+    domain: str | None = None
+
+
+class MetricsWriter:
+    """Writes one attempt's numbers. Use from one process."""
+
+    def __init__(self, run_dir: Path, attempt: int) -> None:
+        self.folder = run_dir / "metrics"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.attempt = attempt
+        self._live = self.folder / "live.jsonl"
+        fold_live(self.folder)
+        self._steps = 0
+
+    def add(self, step: int, segment: int, values: list[Value]) -> None:
+        """Append a step's numbers."""
+        line = {
+            "segment": segment,
+            "attempt": self.attempt,
+            "step": step,
+            "values": [[v.name, v.domain, v.value] for v in values],
+        }
+        with self._live.open("ab") as file:
+            file.write(orjson.dumps(line) + b"\n")
+        self._steps += 1
+        if self._steps % PART_STEPS == 0:
+            fold_live(self.folder)
+
+    def close(self) -> None:
+        """Close the last file."""
+        fold_live(self.folder)
+
+
+def read_metrics(run_dir: Path) -> pl.DataFrame:
+    """All numbers of a run (``SCHEMA``), those of superseded steps too, sorted by attempt and step."""
+    folder = run_dir / "metrics"
+    parts = [pl.read_parquet(path, schema=SCHEMA) for path in sorted(folder.glob("*-*-*.parquet"))]
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *parts, _read_live(folder / "live.jsonl")]).sort("attempt", "step")
+
+
+def current(metrics: pl.DataFrame) -> pl.DataFrame:
+    """Only the newest attempt's numbers of each step."""
+    newest = metrics.group_by("step").agg(pl.col("attempt").max())
+    return metrics.join(newest, on=["step", "attempt"], how="semi").sort("step")
+
+
+def fold_live(folder: Path) -> None:
+    """Turn the live tail into a Parquet file of its own."""
+    live = folder / "live.jsonl"
+    rows = _read_live(live)
+    for (segment, attempt), part in rows.group_by("segment", "attempt", maintain_order=True):
+        number = len(list(folder.glob(f"{segment}-{attempt}-*.parquet")))
+        with replacing(folder / f"{segment}-{attempt}-{number:04}.parquet") as temporary:
+            part.write_parquet(temporary)
+    live.unlink(missing_ok=True)
+
+
+def _read_live(path: Path) -> pl.DataFrame:
+    rows = []
+    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+        # A crash may have cut the last line short.
+        if line.endswith(b"\n"):
+            entry = orjson.loads(line)
+            key = (entry["segment"], entry["attempt"], entry["step"])
+            # JSON has no NaN: orjson wrote it as null.
+            rows += [(*key, name, domain, float("nan") if v is None else v) for name, domain, v in entry["values"]]
+    return pl.DataFrame(rows, schema=SCHEMA, orient="row")

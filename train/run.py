@@ -1,0 +1,204 @@
+"""One rank of a training run: ``deepspeed --module millstream.train.run RECIPE``.
+
+Rank 0 opens or creates the run, decides where to continue, and holds the ledger; the others are told.
+"""
+
+import argparse
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from millstream.audit.ledger import Ledger, open_ledger
+from millstream.audit.replay import check_recent_roots
+from millstream.audit.runs import Run, create_run, environment, open_run, require_same
+from millstream.errors import InputError, MillstreamError, RecipeError, SetupError
+from millstream.mixture.load import load_recipe
+from millstream.places import corpus_folder, run_folder
+from millstream.stream.freeze import freeze_plan
+from millstream.stream.reader import Stream, check_batches, open_stream
+from millstream.tokenize.manifest import read_manifest
+from millstream.train.checkpoint import INDEX, digest_of, load_checkpoint
+from millstream.train.launch import FAILURE, WATCHED
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Start:
+    """What all ranks must agree on: the attempt, the checkpoint to load (relative to the run), the steps."""
+
+    attempt: int
+    checkpoint: str | None
+    first: int
+    last: int
+
+
+def main() -> None:
+    """Train as one rank; a failure is reported to the launching process as one line."""
+    arguments = _arguments()
+    _watch_launcher()
+    try:
+        _train(arguments)
+    except MillstreamError as error:
+        _fail(type(error).__name__, str(error), error.exit_code)
+    except Exception as error:
+        if os.environ.get("MILLSTREAM_DEBUG"):
+            traceback.print_exc()
+        _fail("SetupError", f"rank {os.environ.get('RANK', '?')}: {type(error).__name__}: {error}", 3)
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from millstream.train.engine import build_engine, init_distributed
+    from millstream.train.loop import Recorder, train_steps
+    from millstream.train.metrics import MetricsWriter
+    from millstream.train.plot import plot_run
+    from millstream.train.progress import TrainProgress
+    from millstream.train.report import start_wandb
+
+    rank, world = init_distributed()
+    recipe = load_recipe(arguments.recipe)
+    corpus_root = corpus_folder(recipe, arguments.corpus)
+    run_dir = run_folder(recipe, arguments.run)
+    if recipe.model is None or recipe.mixture is None:
+        raise RecipeError(f"{arguments.recipe}: training needs the sections 'mixture' and 'model'")
+    with ExitStack() as stack:
+        ledger: Ledger | None = None
+        start: Start | MillstreamError | None = None
+        if rank == 0:
+            try:
+                ledger, start = _begin(arguments, run_dir, corpus_root, world, stack)
+            except MillstreamError as error:
+                start = error
+        start = _from_rank_0(start)
+        run = open_run(run_dir)
+        stream = open_stream(run.plan, corpus_root)
+        engine = build_engine(recipe.model, recipe.train, stream.manifest.tokenizer.vocab_size, run.plan.batch_of(1))
+        if start.checkpoint is not None:
+            load_checkpoint(engine, run_dir / start.checkpoint)
+        recorder = None
+        if ledger is not None:
+            progress = stack.enter_context(TrainProgress(start.first - 1, run.plan.total_steps, shown=True))
+            recorder = Recorder(
+                ledger=ledger,
+                metrics=MetricsWriter(run_dir, start.attempt),
+                wandb=start_wandb(run),
+                progress=progress,
+            )
+        train_steps(engine, run, stream, start.first, start.last, start.attempt, recorder)
+        if recorder is not None:
+            recorder.metrics.close()
+            if start.last == run.plan.total_steps:
+                recorder.ledger.append("end", {"step": start.last, "attempt": start.attempt})
+            plot_run(run_dir, run.plan, recipe.public.title or recipe.name)
+            if recorder.wandb is not None:
+                recorder.wandb.finish()
+
+
+def _begin(
+    arguments: argparse.Namespace, run_dir: Path, corpus_root: Path, world: int, stack: ExitStack
+) -> tuple[Ledger, Start]:
+    """Open or create the run, choose where to continue, record the attempt."""
+    recipe = load_recipe(arguments.recipe)
+    assert recipe.mixture is not None
+    plan = freeze_plan(recipe.mixture, read_manifest(corpus_root), corpus_root)
+    check_batches(plan, world, recipe.train.micro_batch)
+    if not (run_dir / "run.json").exists():
+        create_run(run_dir, recipe, plan, corpus_root)
+    ledger = stack.enter_context(open_ledger(run_dir))
+    run = open_run(run_dir)
+    require_same(run, recipe, plan)
+    stream = open_stream(run.plan, corpus_root)
+    step, checkpoint = newest_checkpoint(run)
+    check_recent_roots(run, stream, step)
+    last = min(arguments.until or plan.total_steps, plan.total_steps)
+    if step >= last:
+        raise SetupError(f"{run_dir}: step {step} is done already; nothing to train up to step {last}")
+    attempt = len(run.attempts) + 1
+    ledger.append("attempt", _attempt_body(run, stream, attempt, step, world))
+    ledger.sync()
+    return ledger, Start(attempt=attempt, checkpoint=checkpoint, first=step + 1, last=last)
+
+
+def newest_checkpoint(run: Run) -> tuple[int, str | None]:
+    """Step and path of the newest checkpoint that the lineage may continue from; (0, None) for none.
+
+    Only checkpoints that the ledger names are used, so one newer than the ledger's tail never is.
+
+    Raises:
+        InputError: the newest one that is there was altered.
+    """
+    for saved in sorted(run.checkpoints, key=lambda c: (c.step, c.attempt), reverse=True):
+        folder = run.path / saved.path
+        gone = any(a.number > saved.attempt and a.checkpoint_step < saved.step for a in run.attempts)
+        if gone or not (folder / INDEX).is_file():
+            continue
+        if digest_of(folder) != saved.digest:
+            raise InputError(f"{folder}: not the checkpoint that the ledger names; remove it to use an older one")
+        return saved.step, saved.path
+    return 0, None
+
+
+def _attempt_body(run: Run, stream: Stream, attempt: int, step: int, world: int) -> dict[str, Any]:
+    return {
+        "attempt": attempt,
+        "segment": run.segment_of(step + 1).id,
+        "checkpoint_step": step,
+        "world": world,
+        "expert_parallel": run.recipe.train.expert_parallel,
+        "zero_stage": run.recipe.train.zero_stage,
+        "hosts": [socket.gethostname()],
+        "versions": environment()["libraries"],
+        "corpus": stream.manifest.corpus_id,
+    }
+
+
+def _from_rank_0(start: Start | MillstreamError | None) -> Start:
+    """Rank 0's decision on every rank; its refusal ends them all."""
+    import torch.distributed as dist
+
+    told: list[Any] = [start]
+    dist.broadcast_object_list(told, src=0)
+    decided = told[0]
+    if isinstance(decided, MillstreamError):
+        raise decided
+    assert isinstance(decided, Start)
+    return decided
+
+
+def _watch_launcher() -> None:
+    """End this process when the one that launched the run is gone, however it ended."""
+    launcher = int(os.environ.get(WATCHED, "0"))
+    if not launcher:
+        return
+
+    def watch() -> None:
+        while Path(f"/proc/{launcher}").exists():
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _fail(kind: str, message: str, code: int) -> None:
+    print(FAILURE + kind + " " + " ".join(message.split()), file=sys.stderr, flush=True)
+    # Not sys.exit: other ranks may hang in a collective, and theirs must not hold up this one.
+    os._exit(code)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="millstream.train.run", description="One rank of a training run.")
+    parser.add_argument("recipe", type=Path)
+    parser.add_argument("--corpus", type=Path, help="corpus folder [default: corpora/NAME]")
+    parser.add_argument("--run", type=Path, help="run folder [default: runs/NAME]")
+    parser.add_argument("--until", type=int, help="stop after this step, with a checkpoint")
+    parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
