@@ -17,7 +17,8 @@ def canonical_bytes(value: Any) -> bytes:
         rfc8785.CanonicalizationError: an integer lies outside the exact range of a
             double (write 64-bit values as strings) or the value is not JSON.
     """
-    return rfc8785.dumps(value)
+    encoded: bytes = rfc8785.dumps(value)
+    return encoded
 
 
 def digest(value: Any) -> str:

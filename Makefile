@@ -1,0 +1,46 @@
+# make demo     a fresh machine to a trained, audited run on real text
+# make test     the whole test suite, as CI runs it
+# make lint     ruff check and format, mypy strict
+# Both make their own virtual environment in .venv and install what they need.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# One thread a process unless told otherwise: ranks and workers share the cores.
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: demo test test-slow lint bench clean
+
+demo: $(VENV)/.demo
+	$(BIN)/millstream run recipes/demo.yaml
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not slow"
+
+test-slow: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+bench: bench-plan
+
+bench-%: $(VENV)/.dev
+	@$(BIN)/python benchmarks/$*.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable ".[train,demo]"
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
+	$(PIP) --editable ".[train,demo,dev]"
+	@touch $@ $(VENV)/.demo
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info src/*.egg-info

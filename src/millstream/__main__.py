@@ -1,0 +1,5 @@
+"""Entry point of ``python -m millstream``."""
+
+from millstream.cli import main
+
+main()

@@ -1,0 +1,60 @@
+"""The command line: assembles the commands and is the one place that turns errors into exit codes.
+
+Exit 0: done. 1: a finding or a failed check. 2: wrong use. 3: bad input or environment.
+"""
+
+import os
+import sys
+import traceback
+
+import typer
+
+from millstream.commands import audit, corpus, machine, plan, train
+from millstream.errors import MillstreamError
+
+app = typer.Typer(
+    name="millstream",
+    help="Recipes in, trained models out, with proof of what went in.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for commands in (corpus, plan, train, machine):
+    commands.add_to(app)
+app.add_typer(audit.app, name="audit")
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    from millstream import __version__
+
+    typer.echo(__version__)
+
+
+def main() -> None:
+    """Run the command line; every error a user can act on becomes one line on stderr."""
+    try:
+        app()
+    except MillstreamError as error:
+        _fail(str(error), error, error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of our output went away (`| head`); nothing more can be said to it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except Exception as error:
+        _fail(
+            f"unexpected {type(error).__name__}: {error} (MILLSTREAM_DEBUG=1 shows where; please report it)", error, 3
+        )
+
+
+def _fail(message: str, error: BaseException, code: int) -> None:
+    if os.environ.get("MILLSTREAM_DEBUG"):
+        traceback.print_exception(error)
+    line = " ".join(message.split("\n"))
+    print(f"millstream: {line}", file=sys.stderr)
+    sys.exit(code)

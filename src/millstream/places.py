@@ -1,0 +1,30 @@
+"""Where things lie by default: ``corpora/NAME`` and ``runs/NAME`` below the current folder."""
+
+from pathlib import Path
+
+from millstream.errors import UsageError
+from millstream.mixture.recipe import Recipe
+
+
+def corpus_folder(recipe: Recipe, given: Path | None) -> Path:
+    """The corpus folder of a recipe."""
+    return given if given is not None else Path("corpora") / recipe.name
+
+
+def run_folder(recipe: Recipe, given: Path | None) -> Path:
+    """The run folder of a recipe."""
+    return given if given is not None else Path("runs") / recipe.name
+
+
+def existing_run(given: str) -> Path:
+    """A run named by its folder or by its name below ``runs``.
+
+    Raises:
+        UsageError: there is no run of that name; names the runs there are.
+    """
+    for path in (Path(given), Path("runs") / given):
+        if (path / "run.json").exists():
+            return path
+    known = sorted(p.parent.name for p in Path("runs").glob("*/run.json"))
+    there = f"runs here: {', '.join(known)}" if known else "there are no runs here"
+    raise UsageError(f"{given}: no run of that name or folder; {there}")
