@@ -27,7 +27,7 @@ def blocks(stored: Any, path: str) -> Iterator[bytes]:
     try:
         if path.endswith(".gz"):
             with gzip.GzipFile(fileobj=stored) as unpacked:
-                while block := unpacked.read(BLOCK):
+                while block := unpacked.read1(BLOCK):
                     yield block
         elif path.endswith(".zst"):
             yield from _zstd(stored)

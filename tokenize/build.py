@@ -15,7 +15,7 @@ from millstream.errors import SetupError, UsageError
 from millstream.mixture.datatrove_filter import check_filter
 from millstream.mixture.recipe import Corpus, DatatroveFilter, Recipe
 from millstream.mixture.sources import list_files
-from millstream.tokenize.curate import Key, dedup_units, has_edits, read_units
+from millstream.tokenize.curate import Key, check_not_empty, dedup_units, has_edits, read_units
 from millstream.tokenize.encode import encode_units
 from millstream.tokenize.lock import LOCK, ready_tokenizer
 from millstream.tokenize.manifest import MANIFEST, Manifest
@@ -80,6 +80,7 @@ def build_corpus(
             ranges = dedup_units(corpus, reads, work, by, gone)
             done += run("dedup", ranges)
             gone += [unit.folder / "dropped.parquet" for unit in ranges]
+        check_not_empty(corpus, reads)
         tokenizer = ready_tokenizer(corpus, base, root, reads, gone, retrain=retrain_tokenizer, run=run)
         encoder = encoder_of(corpus.tokenizer, tokenizer)
         identity = digest({"probe": encoder.probe(), "eos": encoder.eos, "bos": encoder.bos})

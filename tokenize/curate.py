@@ -135,6 +135,22 @@ def has_edits(reads: Sequence[ReadUnit]) -> bool:
     return bool(pl.concat(frames).select(pl.col("edited").any()).collect().item())
 
 
+def check_not_empty(corpus: Corpus, reads: Sequence[ReadUnit]) -> None:
+    """Check that filters left something of each domain, before the tokenizer is trained on it.
+
+    Raises:
+        InputError: a domain has no document left; says what dropped them.
+    """
+    for domain in corpus.domains:
+        own = [read for read in reads if read.domain == domain.name]
+        if any(pq.read_metadata(read.kept).num_rows for read in own):
+            continue
+        dropped = pl.concat([pl.scan_parquet(read.excluded).select("stage", "rule") for read in own])
+        by_rule = dropped.group_by("stage", "rule").len().sort("stage", "rule").collect().rows()
+        why = ", ".join(f"{stage}/{rule} dropped {n}" for stage, rule, n in by_rule) or "its files hold no record"
+        raise InputError(f"domain '{domain.name}' ends with no document: {why}")
+
+
 def check_conserved(where: str, read: int, accounted: int) -> None:
     """Every record is kept, held out or excluded.
 

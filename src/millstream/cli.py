@@ -6,11 +6,13 @@ Exit 0: done. 1: a finding or a failed check. 2: wrong use. 3: bad input or envi
 import os
 import sys
 import traceback
+from typing import NoReturn
 
 import typer
 
 from millstream.commands import audit, corpus, machine, plan, train
 from millstream.errors import MillstreamError
+from millstream.files import FULL_OR_FORBIDDEN
 
 app = typer.Typer(
     name="millstream",
@@ -46,13 +48,21 @@ def main() -> None:
         # The reader of our output went away (`| head`); nothing more can be said to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        if error.errno not in FULL_OR_FORBIDDEN:
+            _unexpected(error)
+        _fail(f"{error.filename or 'a file'}: cannot be written: {error.strerror}", error, 3)
     except Exception as error:
-        _fail(
-            f"unexpected {type(error).__name__}: {error} (MILLSTREAM_DEBUG=1 shows where; please report it)", error, 3
-        )
+        _unexpected(error)
 
 
-def _fail(message: str, error: BaseException, code: int) -> None:
+def _unexpected(error: Exception) -> NoReturn:
+    _fail(
+        f"unexpected {type(error).__name__}: {error} (MILLSTREAM_DEBUG=1 shows where; please report it)", error, 3
+    )
+
+
+def _fail(message: str, error: BaseException, code: int) -> NoReturn:
     if os.environ.get("MILLSTREAM_DEBUG"):
         traceback.print_exception(error)
     line = " ".join(message.split("\n"))
