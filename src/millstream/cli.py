@@ -57,9 +57,7 @@ def main() -> None:
 
 
 def _unexpected(error: Exception) -> NoReturn:
-    _fail(
-        f"unexpected {type(error).__name__}: {error} (MILLSTREAM_DEBUG=1 shows where; please report it)", error, 3
-    )
+    _fail(f"unexpected {type(error).__name__}: {error} (MILLSTREAM_DEBUG=1 shows where; please report it)", error, 3)
 
 
 def _fail(message: str, error: BaseException, code: int) -> NoReturn:

@@ -7,7 +7,7 @@ import polars as pl
 import typer
 
 from millstream import show
-from millstream.audit.runs import Run, open_run
+from millstream.audit.runs import Run, open_run, require_same
 from millstream.audit.step import audit_step
 from millstream.commands.audit import doc_command, mixture_command, step_command, verify_command
 from millstream.commands.corpus import build
@@ -49,9 +49,12 @@ def train(
     plan = freeze_plan(required_mixture(recipe, recipe_file), read_manifest(corpus_root), corpus_root)
     if hostfile is None:
         check_batches(plan, num_accelerators, recipe.train.micro_batch)
-    if (run_dir / "run.json").exists() and open_run(run_dir).finished:
-        show.line(f"{run_dir}: finished already, at step {plan.total_steps}")
-        return
+    if (run_dir / "run.json").exists():
+        begun = open_run(run_dir)
+        require_same(begun, recipe, plan)
+        if begun.finished:
+            show.line(f"{run_dir}: finished already, at step {plan.total_steps}")
+            return
     launch(recipe_file, corpus_root, run_dir, num_accelerators=num_accelerators, until=until, hostfile=hostfile)
     show.line(
         f"run {run_dir}: step {open_run(run_dir).last_step} of {plan.total_steps}; loss plot {run_dir / 'loss.png'}"

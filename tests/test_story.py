@@ -1,0 +1,346 @@
+"""The whole way through the real launcher: train, stop, resume, two ranks, kill, audit everything."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from corpora import build, documents, exclusions, recipe_dict, texts, words, write_domain, write_jsonl
+
+from millstream.audit.document import audit_document, exposures
+from millstream.audit.ledger import read_ledger
+from millstream.audit.lookup import Question, find
+from millstream.audit.mixture import audit_mixture
+from millstream.audit.runs import Run, open_run
+from millstream.audit.step import audit_step
+from millstream.audit.text import decoder
+from millstream.stream.documents import Documents
+from millstream.stream.reader import open_stream
+from millstream.train.checkpoint import read_index
+
+STEPS = 24
+DOMAINS = ("law", "news", "verse")
+
+SECTIONS: dict[str, Any] = {
+    "mixture": {
+        "seq_len": 32,
+        "batch": 8,
+        "steps": STEPS,
+        "phases": [
+            {"name": "pretrain", "weights": {"law": "0.5", "news": "0.3", "verse": "0.2"}},
+            {"name": "midtrain", "weights": {"law": "0.1", "news": "0.1", "verse": "0.8"}},
+        ],
+        "limits": {"law": 3000},
+    },
+    "model": {
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "intermediate_size": 64,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+    },
+    "train": {
+        "precision": "fp32",
+        "micro_batch": 2,
+        "optimizer": {"lr": 1e-2},
+        "schedule": {"kind": "cosine", "warmup_steps": 4},
+        "checkpoint_every": 6,
+        "evaluate_every": 12,
+    },
+}
+
+
+def millstream(folder: Path, *arguments: str, check: bool = True) -> "subprocess.CompletedProcess[str]":
+    """Run a command as a user does."""
+    command = [sys.executable, "-m", "millstream", *arguments]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+    assert not check or done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
+    return done
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a built corpus and a run of it, trained in one go on one rank."""
+    folder = tmp_path_factory.mktemp("story")
+    for name, count in zip(DOMAINS, (160, 100, 60), strict=True):
+        write_domain(folder / "in", name, count)
+    write_jsonl(folder / "in" / "news" / "copies.jsonl", [{"text": f"law 0 1. {words('law01', 42)}"}, {"text": " "}])
+    recipe = recipe_dict(folder / "in", DOMAINS, **SECTIONS, corpus={"filters": [{"rule": "length", "min_chars": 60}]})
+    recipe["corpus"]["domains"][1]["holdout"] = 0.2
+    build(folder, recipe)
+    millstream(folder, "train", "recipe.yaml", "--corpus", "corpus", "--run", "whole")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(home: Path) -> Run:
+    return open_run(home / "whole")
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    return [record.body for record in read_ledger(run) if record.kind == "step"]
+
+
+def verified(folder: Path, run: str) -> None:
+    done = millstream(folder, "audit", "verify", run, "--json")
+    checks = json.loads(done.stdout)["checks"]
+    assert [c["name"] for c in checks] == ["chain", "steps", "corpus", "checkpoints", "roots"]
+    assert all(c["looked_at"] and not c["findings"] for c in checks)
+
+
+def test_the_loss_falls_and_the_record_holds(home: Path, run: Run) -> None:
+    losses = [body["loss"] for body in steps_of(home / "whole")]
+    assert len(losses) == STEPS
+    assert np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.5e6
+    assert run.finished
+    assert (home / "whole" / "loss.png").read_bytes().startswith(b"\x89PNG")
+    verified(home, "whole")
+
+
+def test_stopping_and_resuming_changes_no_bit(home: Path) -> None:
+    train = ("train", "recipe.yaml", "--corpus", "corpus", "--run", "halves")
+    millstream(home, *train, "--until", "12")
+    millstream(home, *train)
+    whole, halves = (steps_of(home / name) for name in ("whole", "halves"))
+    for one, other in zip(whole, halves, strict=True):
+        assert {**one, "attempt": 0} == {**other, "attempt": 0}
+    assert [a.checkpoint_step for a in open_run(home / "halves").attempts] == [0, 12]
+    last = f"checkpoints/step-{STEPS:08}"
+    assert read_index(home / "whole" / last)["files"] == read_index(home / "halves" / last)["files"]
+    verified(home, "halves")
+
+
+def test_two_ranks_feed_the_same_batches(home: Path) -> None:
+    millstream(home, "train", "recipe.yaml", "--corpus", "corpus", "--run", "two", "--num_accelerators", "2")
+    one, two = steps_of(home / "whole"), steps_of(home / "two")
+    assert [body["root"] for body in one] == [body["root"] for body in two]
+    assert max(abs(a["loss"] - b["loss"]) for a, b in zip(one, two, strict=True)) <= 10  # millionths
+    verified(home, "two")
+
+
+def test_a_killed_run_goes_on_and_tells_the_superseded_steps_apart(home: Path) -> None:
+    command = [sys.executable, "-m", "millstream", "train", "recipe.yaml", "--corpus", "corpus", "--run", "killed"]
+    process = subprocess.Popen(command, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    ledger = home / "killed" / "ledger.jsonl"
+    deadline = time.monotonic() + 120
+    while not (ledger.exists() and b'"step":9,' in ledger.read_bytes()):
+        assert time.monotonic() < deadline
+        assert process.poll() is None
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    # Only the command was killed: its workers end by themselves, and until then hold the run.
+    deadline = time.monotonic() + 30
+    while True:
+        done = millstream(home, *command[3:], check=False)
+        if done.returncode == 0:
+            break
+        assert "another process is writing to this run" in done.stderr
+        assert time.monotonic() < deadline
+    verified(home, "killed")
+    killed = open_run(home / "killed")
+    # It may have got further than the step waited for before it was killed.
+    assert len(killed.attempts) == 2
+    resumed = killed.attempts[1].checkpoint_step
+    assert resumed >= 6
+    twice = [step for step, fed in killed.fed.items() if len(fed) == 2]
+    assert twice == list(range(resumed + 1, max(killed.fed) + 1))[: len(twice)]
+    for step in twice:
+        first, second = killed.fed[step]
+        assert killed.superseded(first) and not killed.superseded(second)
+        assert first.root == second.root
+    assert [b["root"] for b in steps_of(home / "whole")] == [killed.learned(s).root for s in range(1, STEPS + 1)]  # type: ignore[union-attr]
+
+
+def test_sigterm_leaves_no_process_behind(home: Path) -> None:
+    command = [sys.executable, "-m", "millstream", "train", "recipe.yaml", "--corpus", "corpus", "--run", "stopped"]
+    process = subprocess.Popen(command, cwd=home, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    ledger = home / "stopped" / "ledger.jsonl"
+    deadline = time.monotonic() + 120
+    while not (ledger.exists() and b'"step":2,' in ledger.read_bytes()):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 3
+    assert errors.splitlines()[-1].startswith("millstream: training ended with exit code")
+    left = subprocess.run(["pgrep", "-f", "--", "--run stopped"], capture_output=True, text=True, check=False)
+    assert left.stdout == ""
+
+
+def test_forward_and_inverse_audits_agree(home: Path, run: Run) -> None:
+    """100 random (step, row): the documents found forwards name that step and row backwards."""
+    stream = open_stream(run.plan, home / "corpus")
+    tables = Documents(home / "corpus", stream.manifest)
+    decode = decoder(home / "corpus", stream.manifest)
+    stored = {name: texts(home / "corpus", name) for name in DOMAINS}
+    rng = np.random.default_rng(0)
+    checked = 0
+    for step in rng.choice(np.arange(1, STEPS + 1), 20, replace=False).tolist():
+        audit = audit_step(run, tables, step)
+        tokens = stream.read(audit.located)
+        for row in rng.choice(8, 5, replace=False).tolist():
+            checked += 1
+            seen = audit.documents.filter(pl.col("row") == row)
+            assert seen["tokens"].sum() == run.plan.seq_len
+            for entry in seen.iter_rows(named=True):
+                start, count = entry["token_start"], entry["n_tokens"]
+                places = {(e.step, e.row): e.tokens for e in exposures(run, entry["domain"], start, start + count)}
+                same = seen.filter(pl.col("doc_id") == entry["doc_id"])["tokens"].sum()
+                assert places[step, row] == same
+                stretch = tokens[row, entry["first"] + 1 : entry["last"] + 2].tolist()
+                text = decode([t for t in stretch if t != stream.manifest.tokenizer.eos_id])
+                assert text.strip("\ufffd") in stored[entry["domain"]][entry["doc_id"]]
+    assert checked == 100
+
+
+def test_every_document_of_the_corpus_is_answered_for(home: Path, run: Run) -> None:
+    """Brute force: documents of every step, against the inverse of every document."""
+    stream = open_stream(run.plan, home / "corpus")
+    tables = Documents(home / "corpus", stream.manifest)
+    forward: dict[str, set[tuple[int, int]]] = {}
+    for step in range(1, STEPS + 1):
+        for doc_id, row in audit_step(run, tables, step).documents.select("doc_id", "row").rows():
+            forward.setdefault(doc_id, set()).add((step, row))
+    states = set()
+    for name in DOMAINS:
+        for doc_id in documents(home / "corpus", name)["doc_id"]:
+            (audit,) = audit_document(run, home / "corpus", stream.manifest, Question(by="id", value=doc_id))
+            states.add(audit.state)
+            assert {(e.step, e.row) for e in audit.exposures} == forward.get(doc_id, set())
+            assert all(e.status == "learned" for e in audit.exposures)
+    assert states == {"kept", "held out", "beyond limit"}
+    assert any(len({step for step, _ in places}) > 1 for places in forward.values())
+
+
+def test_every_excluded_document_is_found_with_its_reason(home: Path, run: Run) -> None:
+    stream = open_stream(run.plan, home / "corpus")
+    dropped = exclusions(home / "corpus")
+    assert set(dropped["stage"]) == {"read", "filter", "dedup"}
+    for row in dropped.iter_rows(named=True):
+        audits = audit_document(run, home / "corpus", stream.manifest, Question(by="id", value=row["doc_id"]))
+        (audit,) = [a for a in audits if a.state == "excluded"]
+        assert (audit.document["rule"], audit.document["value"]) == (row["rule"], row["value"])
+        assert (audit.twin is not None) == (row["stage"] == "dedup")
+        if row["doc_key"] is not None:
+            assert not find(home / "corpus", stream.manifest, Question(by="key", value=row["doc_key"])).nothing
+
+
+def test_audit_answers_on_the_command_line(home: Path) -> None:
+    step = json.loads(millstream(home, "audit", "step", "whole", "3", "--json").stdout)
+    assert step["fed"][0]["record"]["root"] == steps_of(home / "whole")[2]["root"]
+    document = step["documents"][0]
+    shown = millstream(home, "audit", "step", "whole", "3", "--text", "--row", "0").stdout
+    assert document["doc_id"] in shown
+    for asked in (document["doc_id"], document["doc_key"], document["url"]):
+        found = json.loads(millstream(home, "audit", "doc", "whole", asked, "--json").stdout)["found"]
+        assert [3, 0] in [[e["step"], e["row"]] for e in found[0]["exposures"]]
+    mine = home / "mine.txt"
+    mine.write_text(next(iter(texts(home / "corpus", "verse").values())))
+    assert "domain verse · kept" in millstream(home, "audit", "doc", "whole", "--file", "mine.txt").stdout
+    mine.write_text("nobody wrote this")
+    assert "never read" in millstream(home, "audit", "doc", "whole", "--file", "mine.txt").stdout
+    copied = millstream(home, "audit", "doc", "whole", "news-files:copies.jsonl:1").stdout
+    assert "dropped by dedup/exact" in copied
+    assert "kept instead:" in copied
+    assert "law-files:part-0.jsonl:2" in copied
+    blank = millstream(home, "audit", "doc", "whole", "news-files:copies.jsonl:2").stdout
+    assert "dropped by read/empty-text" in blank
+
+
+def test_the_realised_mixture_is_the_planned_one(home: Path, run: Run) -> None:
+    mixed = audit_mixture(run)
+    assert mixed["realised"].to_list() == mixed["planned"].to_list()
+    assert mixed["realised"].sum() == STEPS * 8
+    assert mixed["deviation"].abs().max() < 2
+    assert mixed.filter(pl.col("domain") == "law")["epochs"].max() > 0.5
+
+
+def test_metrics_are_kept_per_domain(home: Path) -> None:
+    from millstream.train.metrics import current, read_metrics
+
+    metrics = current(read_metrics(home / "killed" if (home / "killed").exists() else home / "whole"))
+    losses = metrics.filter(pl.col("name") == "loss")
+    assert losses.filter(pl.col("domain").is_null())["step"].to_list() == list(range(1, STEPS + 1))
+    assert set(losses["domain"].drop_nulls()) == set(DOMAINS)
+    counts = metrics.filter(pl.col("name") == "sequences").group_by("step").agg(pl.col("value").sum())
+    assert set(counts["value"]) == {8.0}
+    assert metrics.filter(pl.col("name") == "loss_held_out")["step"].unique().sort().to_list() == [12, 24]
+
+
+def test_wandb_files_are_written_offline(home: Path) -> None:
+    assert list((home / "whole" / "wandb").glob("offline-run-*/*.wandb"))
+
+
+def test_what_was_altered_is_found_and_named(home: Path, tmp_path: Path) -> None:
+    def altered(change: Any) -> str:
+        folder = tmp_path / "copy"
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(home / "whole", folder / "whole", ignore=shutil.ignore_patterns("wandb"))
+        shutil.copytree(home / "corpus", folder / "corpus", ignore=shutil.ignore_patterns(".work"))
+        change(folder)
+        done = millstream(folder, "audit", "verify", "whole", check=False)
+        assert done.returncode == 1
+        assert done.stderr.startswith("millstream: ")
+        return done.stdout
+
+    def flip(path: Path) -> None:
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
+
+    def edit(path: Path, old: str, new: str) -> None:
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new, 1))
+
+    shard = Path("corpus/law/law-00000.tar")
+    out = altered(lambda f: flip(f / shard))
+    assert "law-00000.tar: altered" in out
+    out = altered(lambda f: (f / shard).unlink())
+    assert "law-00000.tar: missing" in out
+    out = altered(lambda f: edit(f / "whole" / "ledger.jsonl", '"update_applied":true', '"update_applied":false'))
+    assert "ledger.jsonl:" in out
+    out = altered(lambda f: edit(f / "whole" / "run.json", '"name":"test"', '"name":"best"'))
+    assert "run.json: altered" in out
+    checkpoint = f"whole/checkpoints/step-{STEPS:08}/rank-00000.safetensors"
+    out = altered(lambda f: flip(f / checkpoint))
+    assert "rank-00000.safetensors: altered" in out
+
+
+def test_a_run_refuses_another_recipe_or_corpus(home: Path) -> None:
+    recipe = (home / "recipe.yaml").read_text()
+    (home / "other.yaml").write_text(recipe.replace("lr: 0.01", "lr: 0.02"))
+    done = millstream(home, "train", "other.yaml", "--corpus", "corpus", "--run", "whole", check=False)
+    assert done.returncode == 2
+    assert "the run was started with another 'train' section" in done.stderr
+    assert "finished already" in millstream(home, "train", "recipe.yaml", "--corpus", "corpus", "--run", "whole").stdout
+
+
+def test_a_run_is_not_continued_on_other_data(home: Path, tmp_path: Path) -> None:
+    """The plan fits, the bytes of a shard do not: the last roots cannot be derived again."""
+    shutil.copytree(home / "corpus", tmp_path / "corpus", ignore=shutil.ignore_patterns(".work"))
+    shutil.copyfile(home / "recipe.yaml", tmp_path / "recipe.yaml")
+    train = ("train", "recipe.yaml", "--corpus", "corpus", "--run", "run")
+    millstream(tmp_path, *train, "--until", "6")
+    for path in (tmp_path / "corpus").glob("*/*.tar"):
+        data = bytearray(path.read_bytes())
+        tokens = np.frombuffer(data, "<u2")
+        path.write_bytes(np.where((tokens > 10) & (tokens < 200), tokens ^ 1, tokens).astype("<u2").tobytes())
+    done = millstream(tmp_path, *train, check=False)
+    assert done.returncode == 1
+    assert "was fed other data than the corpus gives now" in done.stderr
