@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from millstream.errors import InputError
@@ -105,10 +106,11 @@ def _map_shard(root: Path, shard: Shard, itemsize: int) -> _MappedShard:
     tar = check_size(root, shard.tar)
     index_path = check_size(root, shard.chunks)
     try:
-        index = pl.read_parquet(index_path, columns=["token_start", "n_tokens", "data_offset"])
-    except pl.exceptions.PolarsError as error:
+        # Not with Polars: its threads do not survive a fork, and data loaders fork their workers.
+        index = pq.read_table(index_path, columns=["token_start", "n_tokens", "data_offset"], use_threads=False)
+    except pa.ArrowException as error:
         raise InputError(f"{index_path}: damaged: {str(error).splitlines()[0]}") from error
-    starts, counts, offsets = (index[name].to_numpy() for name in index.columns)
+    starts, counts, offsets = (column.to_numpy() for column in index.columns)
     ends = starts + counts
     if (
         not len(starts)

@@ -1,0 +1,121 @@
+"""Batches from memory-mapped shards: the same for any ranks and workers, with a state of one number."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import build, recipe_dict, write_domain, write_recipe
+
+from millstream.errors import InputError, UsageError
+from millstream.stream.freeze import freeze_plan
+from millstream.stream.reader import Stream, check_batches, open_stream
+from millstream.stream.shards import open_domain
+from millstream.tokenize.manifest import read_manifest
+
+MIXTURE: dict[str, Any] = {
+    "seq_len": 24,
+    "batch": 8,
+    "steps": 30,
+    "phases": [{"name": "a", "weights": {"law": 2, "news": 1}}, {"name": "b", "weights": {"law": 1, "news": 5}}],
+    "limits": {"news": 800},
+}
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("reader")
+    for name in ("law", "news"):
+        write_domain(folder / "in", name, 80)
+    recipe = recipe_dict(folder / "in", ["law", "news"], mixture=MIXTURE)
+    recipe["corpus"] |= {"shard_bytes": 4096, "chunk_bytes": 512}
+    build(folder, recipe)
+    return folder
+
+
+@pytest.fixture
+def stream(home: Path) -> Stream:
+    recipe = write_recipe(home / "again.yaml", recipe_dict(home / "in", ["law", "news"], mixture=MIXTURE))
+    assert recipe.mixture is not None
+    root = home / "corpus"
+    return open_stream(freeze_plan(recipe.mixture, read_manifest(root), root), root)
+
+
+def test_rows_are_the_rings_tokens_round_every_border(stream: Stream, home: Path) -> None:
+    rings = {}
+    for ring in stream.plan.rings:
+        domain = stream.manifest.domain(ring.name)
+        assert len(domain.shards) > 1
+        rings[ring.name] = open_domain(home / "corpus", domain, "uint16", domain.tokens).span(0, ring.tokens)
+    assert stream.plan.ring("news").limited
+    assert 700 < stream.plan.ring("news").tokens <= 800
+    wrapped = 0
+    for step in range(1, 31):
+        batch = stream.batch(step)
+        located = stream.plan.locate(batch.indices)
+        for row, (domain, start) in enumerate(zip(located.domain.tolist(), located.start.tolist(), strict=True)):
+            ring = rings[stream.plan.domains[domain]]
+            wrapped += start + 25 > len(ring)
+            assert np.array_equal(batch.tokens[row], np.take(ring, np.arange(start, start + 25), mode="wrap"))
+    assert wrapped
+
+
+@pytest.mark.parametrize("world", [1, 2, 4, 8])
+def test_any_number_of_ranks_makes_up_the_same_batch(stream: Stream, world: int) -> None:
+    for step in (1, 17, 30):
+        whole = stream.batch(step)
+        parts = [stream.batch(step, rank, world) for rank in range(world)]
+        assert np.array_equal(np.concatenate([p.tokens for p in parts]), whole.tokens)
+        assert np.concatenate([p.indices for p in parts]).tolist() == whole.indices.tolist()
+        assert [p.first_row for p in parts] == [rank * 8 // world for rank in range(world)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_any_number_of_workers_gives_the_same_order(stream: Stream, workers: int) -> None:
+    from torch.utils.data import DataLoader
+
+    from millstream.stream.torch_data import StepIterator
+
+    dataset = StepIterator(stream, rank=1, world=2, next_step=5)
+    context = "fork" if workers else None
+    items = list(DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context))
+    assert [item["step"] for item in items] == list(range(5, 31))
+    for item in items:
+        expected = stream.batch(item["step"], 1, 2)
+        assert np.array_equal(item["tokens"].numpy(), expected.tokens)
+        assert item["domains"].tolist() == expected.domains.tolist()
+
+
+def test_the_state_is_the_next_step_and_belongs_to_its_plan(stream: Stream) -> None:
+    from millstream.stream.torch_data import StepDataset, StepIterator
+
+    first = iter(StepIterator(stream))
+    taken = [next(first)["step"] for _ in range(3)]
+    assert taken == [1, 2, 3]
+    dataset = StepIterator(stream)
+    one = iter(dataset)
+    next(one), next(one)
+    state = dataset.state_dict()
+    again = StepIterator(stream)
+    again.load_state_dict(state)
+    assert next(iter(again))["step"] == 3
+    with pytest.raises(InputError, match="the state belongs to plan"):
+        again.load_state_dict({**state, "plan_id": "0" * 64})
+    by_number = StepDataset(stream)
+    assert len(by_number) == 30
+    assert by_number[6]["step"] == 7
+
+
+def test_what_does_not_divide_is_refused_with_what_would(stream: Stream) -> None:
+    with pytest.raises(UsageError, match="does not divide among 3 ranks"):
+        stream.batch(1, 0, 3)
+    with pytest.raises(UsageError, match="no multiple of 2 ranks x micro_batch 3; use 6 or 12"):
+        check_batches(stream.plan, 2, 3)
+    check_batches(stream.plan, 2, 4)
+
+
+def test_another_corpus_than_the_plans_is_refused(stream: Stream, tmp_path: Path) -> None:
+    write_domain(tmp_path / "in", "law", 40)
+    build(tmp_path, recipe_dict(tmp_path / "in", ["law"]))
+    with pytest.raises(InputError, match=r"holds corpus .*, the plan was made for"):
+        open_stream(stream.plan, tmp_path / "corpus")
