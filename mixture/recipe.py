@@ -29,7 +29,7 @@ Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 class Section(BaseModel):
     """Base of every part of a recipe: frozen, unknown keys refused."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
 
 class Source(Section):
@@ -53,11 +53,12 @@ class Source(Section):
     """Regular expression for ``sections``."""
     text: str = "text"
     """Field with the text; for ``json-values`` a template such as ``{title}`` may join fields."""
-    id: str | None = "id"
     url: str | None = "url"
+    """Field of JSON records or Parquet column with the document's address."""
     licence: str | None = None
     """Licence of every document, as an SPDX expression where one exists."""
     licence_field: str | None = "licence"
+    """Field or column with a document's own licence; it goes before the source's."""
     min_chars: int = Field(1, ge=1)
     """Shorter pieces are no documents (``sections``, ``docstrings``); a count is kept."""
     on_bad_file: Literal["stop", "skip"] = "stop"
@@ -217,6 +218,7 @@ class Mixture(Section):
     tokens: Count | None = None
     """Budget, rounded down to whole steps."""
     steps: Count | None = None
+    """Length of the run, instead of a token budget."""
     phases: tuple[Phase, ...] = Field(min_length=1)
     limits: dict[Name, Count] = {}
     """Domains cut to the longest prefix of whole documents with at most this many tokens."""

@@ -178,7 +178,7 @@ def _watch_launcher() -> None:
 
     def watch() -> None:
         while Path(f"/proc/{launcher}").exists():
-            time.sleep(1)
+            time.sleep(0.25)
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
