@@ -65,7 +65,11 @@ def make_filter(path: str, params: bytes) -> Any:
     module, _, name = f"{PACKAGE}.{path.removeprefix(PACKAGE + '.')}".rpartition(".")
     try:
         made = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
+    except ModuleNotFoundError as error:
+        if error.name and not error.name.startswith("datatrove"):
+            raise SetupError(f"filter {name} needs the package '{error.name}': pip install '{error.name}'") from error
+        raise RecipeError(f"filter '{path}': no such class below {PACKAGE}") from error
+    except AttributeError as error:
         raise RecipeError(f"filter '{path}': no such class below {PACKAGE}") from error
     if not (isinstance(made, type) and issubclass(made, BaseFilter)):
         raise RecipeError(f"filter '{path}': not a datatrove filter")

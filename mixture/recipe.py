@@ -161,6 +161,7 @@ class Corpus(Section):
         sources = _unique("sources", [s.name for s in self.sources])
         domains = _unique("domains", [d.name for d in self.domains])
         for domain in self.domains:
+            _unique(f"domain '{domain.name}': sources", list(domain.sources))
             for source in domain.sources:
                 if source not in sources:
                     raise ValueError(f"domain '{domain.name}' names the source '{source}', which is not defined")

@@ -66,6 +66,8 @@ class QuotaTree:
     children: NDArray[np.int64]
     """(nodes, 2)."""
     root: int
+    length: int
+    """Items in the phase."""
 
     def path(self, domain: str) -> list[tuple[int, int, bool]]:
         """Nodes from the root to the domain's leaf: (left, total, goes left)."""
@@ -133,7 +135,8 @@ def build_tree(weighted: Mapping[str, int], exact: Mapping[str, int], length: in
         root = len(nodes) - 1
     assert root is not None
     table = np.array(nodes, np.int64).reshape(len(nodes), 4)
-    return QuotaTree(domains, table[:, 0].astype(np.uint64), table[:, 1].astype(np.uint64), table[:, 2:], root)
+    left, total = table[:, 0].astype(np.uint64), table[:, 1].astype(np.uint64)
+    return QuotaTree(domains, left, total, table[:, 2:], root, length)
 
 
 def place(tree: QuotaTree, items: U64) -> tuple[NDArray[np.int64], U64]:
@@ -157,9 +160,12 @@ def place(tree: QuotaTree, items: U64) -> tuple[NDArray[np.int64], U64]:
 def items_of(tree: QuotaTree, domain: str, ranks: U64) -> U64:
     """Items that hold the given ranks of a domain; uint64, the shape of ``ranks``.
 
-    The caller has checked that each rank lies in the phase (``rank < count(tree, domain, length)``);
-    outside it the formula answers with a wrong item.
+    Raises:
+        ValueError: a rank lies outside the phase, where the formula would answer with a wrong item.
     """
+    inside = count(tree, domain, tree.length)
+    if ranks.size and int(ranks.max()) >= inside:
+        raise ValueError(f"'{domain}' has ranks below {inside} in this phase, asked for {int(ranks.max())}")
     items = ranks.astype(np.uint64)
     for left, total, goes_left in reversed(tree.path(domain)):
         if goes_left:

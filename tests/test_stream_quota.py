@@ -90,6 +90,18 @@ def test_a_weight_that_would_become_zero_is_refused() -> None:
         quotas({"big": Decimal(1), "tiny": Decimal("1e-10")})
 
 
+@given(mixes(), st.integers(1, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_a_rank_outside_the_phase_is_refused(mix: dict[str, int], length: int) -> None:
+    tree = build_tree(mix, {}, length)
+    for name in list(mix)[:5]:
+        inside = count(tree, name, length)
+        if inside:
+            assert items_of(tree, name, np.array([inside - 1], np.uint64))[0] < length
+        with pytest.raises(ValueError, match="has ranks below"):
+            items_of(tree, name, np.array([inside], np.uint64))
+
+
 def test_one_domain_is_a_leaf() -> None:
     tree = build_tree(quotas({"only": Decimal("0.3")}), {}, 10)
     domain, rank = place(tree, np.arange(10, dtype=np.uint64))

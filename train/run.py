@@ -185,7 +185,9 @@ def _watch_launcher() -> None:
 
 
 def _fail(kind: str, message: str, code: int) -> None:
-    print(FAILURE + kind + " " + " ".join(message.split()), file=sys.stderr, flush=True)
+    line = " ".join(message.split())
+    # Under our own launch it goes to the process that waits; else a person reads it.
+    print(f"{FAILURE}{kind} {line}" if WATCHED in os.environ else f"millstream: {line}", file=sys.stderr, flush=True)
     # Not sys.exit: other ranks may hang in a collective, and theirs must not hold up this one.
     os._exit(code)
 
