@@ -6,20 +6,17 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 # One thread a process unless told otherwise: ranks and workers share the cores.
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo test lint bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/millstream run recipes/demo.yaml
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -m "not slow"
-
-test-slow: $(VENV)/.dev
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -35,11 +32,13 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable ".[train,demo]"
+	@echo "installing into $(VENV) (a minute or two)"
+	@$(PIP) --editable ".[train,demo]"
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
-	$(PIP) --editable ".[train,demo,dev]"
+	@echo "installing into $(VENV) (a minute or two)"
+	@$(PIP) --editable ".[train,demo,dev]"
 	@touch $@ $(VENV)/.demo
 
 clean:
