@@ -7,8 +7,6 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
-# One thread a process unless told otherwise: ranks and workers share the cores.
-export OMP_NUM_THREADS ?= 1
 
 .PHONY: demo test lint bench clean
 
@@ -16,7 +14,7 @@ demo: $(VENV)/.demo
 	$(BIN)/millstream run recipes/demo.yaml
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
@@ -26,7 +24,7 @@ lint: $(VENV)/.dev
 bench: bench-plan
 
 bench-%: $(VENV)/.dev
-	@$(BIN)/python benchmarks/$*.py
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$*.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

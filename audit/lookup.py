@@ -9,22 +9,7 @@ import polars as pl
 
 from millstream.errors import InputError
 from millstream.mixture.documents import document_key
-from millstream.tokenize.manifest import Manifest, Shard, check_size
-
-KEPT_COLUMNS = (
-    "doc_key",
-    "text_key",
-    "doc_id",
-    "source",
-    "locator",
-    "url",
-    "licence",
-    "edits",
-    "n_bytes",
-    "n_tokens",
-    "token_start",
-    "metadata",
-)
+from millstream.tokenize.manifest import DOCUMENT_COLUMNS, Manifest, Shard, check_size
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,7 +84,7 @@ def find(root: Path, manifest: Manifest, asked: Question) -> Found:
 def _matching(root: Path, shards: list[tuple[str, Shard]], predicate: pl.Expr) -> pl.DataFrame:
     frames = [
         pl.scan_parquet(check_size(root, shard.documents))
-        .select(*KEPT_COLUMNS)
+        .select(*DOCUMENT_COLUMNS)
         .filter(predicate)
         .with_columns(domain=pl.lit(name))
         for name, shard in shards

@@ -49,9 +49,8 @@ def test_wrong_use_is_one_clear_line(tmp_path: Path) -> None:
     write_domain(tmp_path / "in", "law", 20)
     write_recipe(tmp_path / "r.yaml", recipe_dict(tmp_path / "in", ["law"]))
     fails(tmp_path, 2, "nope.yaml: cannot be read", "build", "nope.yaml")
-    fails(tmp_path, 2, "no corpus here (no corpus.json); run 'millstream build RECIPE' first", "plan", "m.yaml") if (
-        (tmp_path / "m.yaml").write_text((tmp_path / "r.yaml").read_text() + MIXTURE)
-    ) else None
+    (tmp_path / "m.yaml").write_text((tmp_path / "r.yaml").read_text() + MIXTURE)
+    fails(tmp_path, 2, "no corpus here (no corpus.json); run 'millstream build RECIPE' first", "plan", "m.yaml")
     fails(tmp_path, 2, "has no 'mixture' section", "plan", "r.yaml")
     fails(tmp_path, 2, "has no 'model' section", "train", "r.yaml")
     fails(tmp_path, 2, "no run of that name or folder; there are no runs here", "audit", "verify", "nothing")
@@ -113,9 +112,8 @@ def test_init_makes_a_recipe_that_builds(tmp_path: Path) -> None:
     assert "states no licence" in built.stdout
     planned = run(tmp_path, "plan", "mine.yaml")
     assert planned.returncode == 0, planned.stderr
-    fails(tmp_path, 2, "no file of a known kind", "init", "corpora", "-o", "other.yaml") if not (
-        tmp_path / "corpora" / "mine" / "law"
-    ).exists() else None
+    (tmp_path / "empty").mkdir()
+    fails(tmp_path, 2, "no file of a known kind", "init", "empty", "-o", "other.yaml")
     fails(tmp_path, 2, "nowhere: no such folder", "init", "nowhere", "-o", "other.yaml")
 
 

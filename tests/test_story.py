@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import psutil
 import pytest
 from corpora import build, documents, exclusions, recipe_dict, texts, words, write_domain, write_jsonl
 
@@ -146,8 +147,9 @@ def start_training(home: Path, run: str, until: int) -> "subprocess.Popen[str]":
 
 
 def processes_of(run: str) -> list[int]:
-    found = subprocess.run(["pgrep", "-f", "--", f"--run {run}"], capture_output=True, text=True, check=False)
-    return [int(pid) for pid in found.stdout.split()]
+    marks = {"--run", run}
+    found = psutil.process_iter(["pid", "cmdline"])
+    return [p.info["pid"] for p in found if marks <= set(p.info["cmdline"] or ())]
 
 
 def test_a_killed_run_goes_on_and_tells_the_superseded_steps_apart(home: Path) -> None:

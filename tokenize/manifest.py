@@ -18,6 +18,24 @@ from millstream.files import sha256_file, write_bytes
 FORMAT = "millstream-corpus/1"
 MANIFEST = "corpus.json"
 
+DOCUMENT_COLUMNS = (
+    "doc_key",
+    "text_key",
+    "doc_id",
+    "source",
+    "locator",
+    "url",
+    "licence",
+    "edits",
+    "n_bytes",
+    "n_tokens",
+    "token_start",
+    "shard",
+    "chunk",
+    "metadata",
+)
+"""Columns of a document table, in order."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileEntry:

@@ -18,27 +18,10 @@ import webdataset
 from numpy.typing import NDArray
 
 from millstream.errors import InputError
-from millstream.tokenize.manifest import FileEntry, Shard, file_entry
+from millstream.tokenize.manifest import DOCUMENT_COLUMNS, FileEntry, Shard, file_entry
 
 VERSION = "shard/1"
 ALIGNMENT = 64
-
-DOCUMENT_COLUMNS = (
-    "doc_key",
-    "text_key",
-    "doc_id",
-    "source",
-    "locator",
-    "url",
-    "licence",
-    "edits",
-    "n_bytes",
-    "n_tokens",
-    "token_start",
-    "shard",
-    "chunk",
-    "metadata",
-)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

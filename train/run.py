@@ -144,6 +144,8 @@ def newest_checkpoint(run: Run) -> tuple[int, str | None]:
 
 
 def _attempt_body(run: Run, stream: Stream, attempt: int, step: int, world: int) -> dict[str, Any]:
+    import torch
+
     return {
         "attempt": attempt,
         "segment": run.segment_of(step + 1).id,
@@ -151,6 +153,8 @@ def _attempt_body(run: Run, stream: Stream, attempt: int, step: int, world: int)
         "world": world,
         "expert_parallel": run.recipe.train.expert_parallel,
         "zero_stage": run.recipe.train.zero_stage,
+        # Sums are bracketed by it: the same bits need the same number.
+        "threads": torch.get_num_threads(),
         "hosts": [socket.gethostname()],
         "versions": environment()["libraries"],
         "corpus": stream.manifest.corpus_id,
