@@ -12,6 +12,7 @@ from pathlib import Path
 
 from millstream.canonical import digest
 from millstream.errors import SetupError, UsageError
+from millstream.files import sha256_file
 from millstream.mixture.datatrove_filter import check_filter
 from millstream.mixture.recipe import Corpus, DatatroveFilter, Recipe
 from millstream.mixture.sources import list_files
@@ -83,7 +84,8 @@ def build_corpus(
         check_not_empty(corpus, reads)
         tokenizer = ready_tokenizer(corpus, base, root, reads, gone, retrain=retrain_tokenizer, run=run)
         encoder = encoder_of(corpus.tokenizer, tokenizer)
-        identity = digest({"probe": encoder.probe(), "eos": encoder.eos, "bos": encoder.bos})
+        # The file and how this library encodes with it: either may change the ids.
+        identity = digest([sha256_file(tokenizer), encoder.probe(), encoder.eos, encoder.bos])
         encoded = [encode_units(corpus, d, reads, gone, tokenizer, identity, work) for d in corpus.domains]
         done += run("encode", [unit for each in encoded for unit in each.units])
         placed = {each.domain: place_shards(each, encoder.dtype.itemsize, corpus) for each in encoded}
