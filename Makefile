@@ -21,7 +21,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: bench-plan
+bench: bench-plan bench-curation
 
 bench-%: $(VENV)/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$*.py
@@ -36,7 +36,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (a minute or two)"
-	@$(PIP) --editable ".[train,demo,dev]"
+	@$(PIP) --editable ".[train,filters,demo,dev]"
 	@touch $@ $(VENV)/.demo
 
 clean:

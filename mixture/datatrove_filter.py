@@ -46,7 +46,7 @@ def run_datatrove_filter(documents: pl.DataFrame, rule: DatatroveFilter) -> tupl
     dropped = judged.with_columns(
         rule=pl.lit(name), value=pl.Series(reasons, dtype=pl.String), threshold=pl.lit(None, pl.String)
     ).filter(~pl.col("keep"))
-    return _edited(judged.filter("keep"), name), dropped
+    return edited(judged.filter("keep"), name), dropped
 
 
 def check_filter(rule: DatatroveFilter) -> None:
@@ -81,7 +81,8 @@ def make_filter(path: str, params: bytes) -> Any:
         raise RecipeError(f"filter {name}: {error}") from error
 
 
-def _edited(documents: pl.DataFrame, name: str) -> pl.DataFrame:
+def edited(documents: pl.DataFrame, name: str) -> pl.DataFrame:
+    """Carry changed texts (column ``new``) on: ``edits`` names what changed them, ``text_key`` is taken anew."""
     changed = (documents["text"] != documents["new"]).to_list()
     if any(changed):
         keys = [

@@ -11,7 +11,7 @@ from typing import Literal
 
 import polars as pl
 
-VERSION = "dedup-exact/1"
+VERSION = "dedup-exact/2"
 
 DUPLICATE_SCHEMA = pl.Schema(
     {
@@ -22,8 +22,12 @@ DUPLICATE_SCHEMA = pl.Schema(
         "domain": pl.String,
         "order": pl.UInt64,
         "kept_key": pl.Binary,
+        "rule": pl.String,
+        "value": pl.String,
+        "threshold": pl.String,
     }
 )
+"""Dropped duplicates: the document kept instead, and by which rule, measure and threshold."""
 
 
 def duplicates(
@@ -63,6 +67,7 @@ def duplicates(
         found.with_columns(leader=leader.fill_null(True))
         .with_columns(kept_key=pl.when("leader").then("doc_key").forward_fill())
         .filter(~pl.col("leader"))
+        .with_columns(rule=pl.lit("exact"), value=pl.lit("equal text"), threshold=pl.lit(None, pl.String))
         .select(DUPLICATE_SCHEMA.names())
         .sort("domain", "doc_id")
     )

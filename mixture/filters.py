@@ -6,11 +6,12 @@ from fractions import Fraction
 
 import polars as pl
 
-from millstream.mixture.datatrove_filter import run_datatrove_filter
+from millstream.mixture.datatrove_filter import edited, run_datatrove_filter
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
+from millstream.mixture.native import judge
 from millstream.mixture.recipe import DatatroveFilter, Filter, LengthFilter, SymbolFilter
 
-VERSION = "filter/1"
+VERSION = "filter/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,18 +27,29 @@ def apply_filters(documents: pl.DataFrame, filters: Sequence[Filter], domain: st
 
     Raises:
         InputError: a datatrove filter failed on a document; names it.
-        SetupError: a datatrove filter needs a package that is not installed.
+        SetupError: a filter needs a package that is not installed.
     """
     excluded = []
     for rule in filters:
-        if isinstance(rule, DatatroveFilter):
-            documents, dropped = run_datatrove_filter(documents, rule)
-        else:
-            measured = documents.with_columns(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
-            dropped = measured.filter(pl.col("value").is_not_null())
-            documents = measured.filter(pl.col("value").is_null()).select(DOCUMENT_SCHEMA.names())
+        documents, dropped = _apply(documents, rule)
         excluded.append(exclusions(dropped, domain, "filter"))
     return Filtered(documents, pl.concat([pl.DataFrame(schema=EXCLUSION_SCHEMA), *excluded]))
+
+
+def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Documents that stay, and those dropped with ``rule``, ``value`` and ``threshold``."""
+    if isinstance(rule, DatatroveFilter):
+        return run_datatrove_filter(documents, rule)
+    if isinstance(rule, LengthFilter | SymbolFilter):
+        verdicts = documents.select(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
+    else:
+        verdicts = judge(documents, rule)
+    judged = pl.concat([documents, verdicts], how="horizontal")
+    dropped = judged.filter(pl.col("rule").is_not_null())
+    kept = judged.filter(pl.col("rule").is_null())
+    if "new" in kept.columns:
+        return edited(kept, type(rule).__name__), dropped
+    return kept.select(DOCUMENT_SCHEMA.names()), dropped
 
 
 def exclusions(dropped: pl.DataFrame, domain: str, stage: str) -> pl.DataFrame:
@@ -70,7 +82,7 @@ def _symbols(rule: SymbolFilter) -> list[pl.Expr]:
 
 def _verdict(rule: str, drop: pl.Expr, value: pl.Expr, threshold: pl.Expr) -> list[pl.Expr]:
     return [
-        pl.lit(rule).alias("rule"),
+        pl.when(drop).then(pl.lit(rule)).alias("rule"),
         pl.when(drop).then(value).alias("value"),
         pl.when(drop).then(threshold).alias("threshold"),
     ]

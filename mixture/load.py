@@ -105,7 +105,9 @@ def _message(fault: Any, location: tuple[int | str, ...]) -> str:
     if fault["type"] == "missing":
         return "is missing"
     if fault["type"] == "union_tag_invalid":
-        return f"unknown kind {fault['ctx']['tag']!r}; expected one of {fault['ctx']['expected_tags']}"
+        tag, expected = str(fault["ctx"]["tag"]), str(fault["ctx"]["expected_tags"])
+        near = difflib.get_close_matches(tag, [kind.strip("' ") for kind in expected.split(",")], n=1, cutoff=0.5)
+        return f"unknown kind '{tag}'; " + (f"did you mean '{near[0]}'?" if near else f"expected one of {expected}")
     message = str(fault["msg"]).removeprefix("Value error, ")
     value = fault["input"]
     if isinstance(value, str | int | Decimal) and str(value) not in message:

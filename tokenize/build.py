@@ -14,9 +14,19 @@ from millstream.canonical import digest
 from millstream.errors import SetupError, UsageError
 from millstream.files import sha256_file
 from millstream.mixture.datatrove_filter import check_filter
-from millstream.mixture.recipe import Corpus, DatatroveFilter, Recipe
+from millstream.mixture.native import require_packages
+from millstream.mixture.recipe import Corpus, DatatroveFilter, LengthFilter, Recipe, SymbolFilter
 from millstream.mixture.sources import list_files
-from millstream.tokenize.curate import Key, check_not_empty, dedup_units, has_edits, read_units
+from millstream.tokenize.curate import (
+    Key,
+    band_units,
+    check_not_empty,
+    check_removed,
+    dedup_units,
+    has_edits,
+    near_unit,
+    read_units,
+)
 from millstream.tokenize.encode import encode_units
 from millstream.tokenize.lock import LOCK, ready_tokenizer
 from millstream.tokenize.manifest import MANIFEST, Manifest
@@ -81,6 +91,13 @@ def build_corpus(
             ranges = dedup_units(corpus, reads, work, by, gone)
             done += run("dedup", ranges)
             gone += [unit.folder / "dropped.parquet" for unit in ranges]
+        if corpus.dedup.near is not None:
+            bands = band_units(corpus.dedup.near, reads, work)
+            done += run("bands", bands)
+            near = near_unit(corpus, corpus.dedup.near, reads, bands, gone, work)
+            done += run("near", [near])
+            gone.append(near.folder / "dropped.parquet")
+            check_removed(corpus.dedup.near, reads, gone[-1])
         check_not_empty(corpus, reads)
         tokenizer = ready_tokenizer(corpus, base, root, reads, gone, retrain=retrain_tokenizer, run=run)
         encoder = encoder_of(corpus.tokenizer, tokenizer)
@@ -128,9 +145,13 @@ def check_before(corpus: Corpus, base: Path, root: Path) -> list[str]:
     Raises:
         MillstreamError: a filter cannot be made, a source has no files, or the disk is too small.
     """
+    if corpus.dedup.near is not None:
+        require_packages()
     for rule in [*corpus.filters, *(rule for domain in corpus.domains for rule in domain.filters)]:
         if isinstance(rule, DatatroveFilter):
             check_filter(rule)
+        elif not isinstance(rule, LengthFilter | SymbolFilter):
+            require_packages()
     size = sum(file.size for source in corpus.sources for file in list_files(source, base))
     try:
         root.mkdir(parents=True, exist_ok=True)

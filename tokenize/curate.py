@@ -6,6 +6,7 @@ dedup   range of keys            -> dropped.parquet
 
 import hashlib
 import importlib.metadata
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -21,11 +22,12 @@ from millstream.canonical import digest
 from millstream.errors import InputError
 from millstream.mixture import dedup, filters, reading
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
-from millstream.mixture.recipe import Corpus, DatatroveFilter, Domain, Filter, Source
+from millstream.mixture.recipe import Corpus, Domain, Filter, LengthFilter, NearDedup, Source, SymbolFilter
 from millstream.mixture.sources import SourceFile, list_files, read_file
 from millstream.tokenize.work import Unit
 
 Key = Literal["doc_key", "text_key"]
+NEAR_VERSION = "minhash/1"
 GROUP_BYTES = 32 << 20
 """Small files are read together up to this size; a larger file is a unit of its own."""
 DOCUMENTS_A_RANGE = 2_000_000
@@ -129,6 +131,60 @@ def dedup_units(corpus: Corpus, reads: Sequence[ReadUnit], work: Path, by: Key, 
     ]
 
 
+def band_units(near: NearDedup, reads: Sequence[ReadUnit], work: Path) -> list[Unit]:
+    """Units that compute MinHash bands: one a read unit, in their order."""
+    settings = [near.n_grams, near.bands, near.rows, near.seed]
+    libraries = {name: _version(name) for name in ("datatrove", "numba", "spacy")}
+    return [
+        Unit(
+            label=f"bands of {read.unit.label}",
+            folder=work / "bands" / digest([NEAR_VERSION, settings, libraries, read.key]),
+            work=partial(_bands, kept=read.kept, near=near),
+        )
+        for read in reads
+    ]
+
+
+def near_unit(
+    corpus: Corpus, near: NearDedup, reads: Sequence[ReadUnit], bands: Sequence[Unit], gone: Sequence[Path], work: Path
+) -> Unit:
+    """The unit that finds near duplicates among all documents."""
+    made_from = {
+        "version": NEAR_VERSION,
+        "near": near.model_dump(mode="json"),
+        "bands": [[read.domain, unit.folder.name] for read, unit in zip(reads, bands, strict=True)],
+        "domains": [d.name for d in corpus.domains],
+        "gone": [path.parent.name for path in gone],
+    }
+    tables = [
+        (domain.name, unit.folder / "bands.parquet", read.kept)
+        for domain in corpus.domains
+        for read, unit in zip(reads, bands, strict=True)
+        if read.domain == domain.name
+    ]
+    return Unit(
+        label="near duplicates",
+        folder=work / "dedup" / digest(made_from),
+        work=partial(_near, tables=tables, near=near, gone=tuple(gone)),
+    )
+
+
+def check_removed(near: NearDedup, reads: Sequence[ReadUnit], gone: Path) -> None:
+    """Stop where near duplicates take more of a source than the recipe allows.
+
+    Raises:
+        InputError: names the source, the share and the limit; templated sources can vanish almost whole.
+    """
+    kept = pl.concat([pl.scan_parquet(read.kept).select("source") for read in reads])
+    total = dict(kept.group_by("source").len().collect().rows())
+    for source, removed in pl.read_parquet(gone).group_by("source").len().sort("source").rows():
+        if removed > near.max_removed * total[source]:
+            raise InputError(
+                f"near duplicates would remove {removed} of the {total[source]} documents of source '{source}', more "
+                f"than max_removed {near.max_removed}; raise it, raise min_jaccard, or look at the source"
+            )
+
+
 def has_edits(reads: Sequence[ReadUnit]) -> bool:
     """Whether any text was changed after it was read, so that texts may be equal where keys are not."""
     frames = [pl.scan_parquet(read.kept).select(edited=pl.col("edits").list.len() > 0) for read in reads]
@@ -193,13 +249,14 @@ def _read_key(
     corpus: Corpus, domain: Domain, source: Source, rules: Sequence[Filter], files: list[tuple[str, str]]
 ) -> str:
     libraries = ["polars"]
-    if any(isinstance(rule, DatatroveFilter) for rule in rules):
-        libraries += ["datatrove", "spacy"]
+    if any(not isinstance(rule, LengthFilter | SymbolFilter) for rule in rules):
+        libraries += ["datatrove", "numba", "spacy"]
     how = source.model_dump(mode="json", exclude={"root", "package", "version", "files"})
     return digest(
         {
             "versions": [reading.VERSION, filters.VERSION],
             "libraries": {name: _version(name) for name in libraries},
+            "unicode": unicodedata.unidata_version,
             "seed": corpus.seed,
             "domain": domain.name,
             "source": how,
@@ -237,6 +294,18 @@ def _dedup(
     gone: Sequence[Path],
 ) -> None:
     dedup.duplicates(tables, by, prefixes, gone).write_parquet(folder / "dropped.parquet", compression="zstd")
+
+
+def _bands(folder: Path, *, kept: Path, near: NearDedup) -> None:
+    from millstream.mixture.minhash import band_table
+
+    band_table(kept, near).write_parquet(folder / "bands.parquet", compression="zstd")
+
+
+def _near(folder: Path, *, tables: Sequence[tuple[str, Path, Path]], near: NearDedup, gone: Sequence[Path]) -> None:
+    from millstream.mixture.minhash import near_duplicates
+
+    near_duplicates(tables, near, gone).write_parquet(folder / "dropped.parquet", compression="zstd")
 
 
 def _arrow(schema: pl.Schema) -> pa.Schema:

@@ -116,10 +116,7 @@ def collect_exclusions(domain: str, reads: Sequence[ReadUnit], gone: Sequence[Pa
     frames = [pl.read_parquet(read.excluded) for read in reads if read.domain == domain]
     for path in gone:
         duplicates = pl.read_parquet(path).filter(pl.col("domain") == domain)
-        named = duplicates.with_columns(
-            rule=pl.lit("exact"), value=pl.lit("equal text"), threshold=pl.lit(None, pl.String)
-        )
-        frames.append(exclusion_rows(named, domain, "dedup"))
+        frames.append(exclusion_rows(duplicates, domain, "dedup"))
     return pl.concat([pl.DataFrame(schema=EXCLUSION_SCHEMA), *frames]).sort("doc_id", "stage")
 
 

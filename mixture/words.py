@@ -1,0 +1,152 @@
+"""Words as datatrove splits English: spaCy's rules, learnt once a distinct chunk.
+
+spaCy's rule tokenizer cuts at white space first and treats every chunk on its own, so a memo from chunk to
+words gives its words exactly, and a text of known chunks costs no spaCy at all. What filters ask of a
+chunk (words, letters, stop words) is counted when it is learnt.
+
+The memo grows with the number of distinct chunks; a task keeps one for the documents it reads.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+NOT_SPACE = r"[^\s\x1c-\x1f]+"
+"""Chunks: runs of what ``str.isspace`` is false for; Rust's ``\\s`` lacks the four separators."""
+
+CHUNK_SCHEMA = pl.Schema(
+    {
+        "chunk": pl.String,
+        "id": pl.UInt32,
+        "words": pl.UInt32,
+        "plain": pl.UInt32,
+        "plain_chars": pl.UInt32,
+        "alpha": pl.UInt32,
+        "stop": pl.UInt64,
+    }
+)
+"""What is known of a chunk: its words, those that are not all punctuation and their characters, those with a
+letter, and a bit for each stop word among them."""
+
+P1, P2 = (1 << 31) - 1, (1 << 31) - 19
+B1, B2 = 1_000_003, 69_069
+
+
+@dataclass(frozen=True, slots=True)
+class Words:
+    """Words of several texts, end to end.
+
+    ``ids`` (words,) number distinct words; text ``i`` has the words ``starts[i]`` to ``starts[i + 1]``.
+    """
+
+    ids: NDArray[np.int32]
+    starts: NDArray[np.int64]
+
+
+class Vocabulary:
+    """The memo. ``stop_words`` (at most 64) get a bit each in the order given."""
+
+    def __init__(self, stop_words: Sequence[str]) -> None:
+        from datatrove.utils.text import PUNCTUATION_SET
+
+        self._split = _spacy()
+        self._punctuation = PUNCTUATION_SET
+        self._stop = {word: 1 << bit for bit, word in enumerate(stop_words)}
+        self._word_ids: dict[str, int] = {}
+        self._known = pl.DataFrame(schema=CHUNK_SCHEMA)
+        self._members = np.empty(0, np.int32)
+        self._ends = np.zeros(1, np.int64)
+        self.lengths = np.empty(0, np.int32)
+        """Characters of each distinct word."""
+        self.pool = np.empty(0, np.uint8)
+        """UTF-8 of all distinct words, end to end; ``pool_ends`` (words + 1,) cuts it."""
+        self.pool_ends = np.zeros(1, np.int64)
+        self.hashes = np.empty((0, 4), np.uint64)
+        """Of each distinct word: polynomial hash and power modulo two primes, for hashes of joined words."""
+
+    def chunks(self, documents: pl.DataFrame) -> pl.DataFrame:
+        """Chunks of the column ``text``, in order, with ``doc`` (row number) and what is known of them."""
+        found = (
+            documents.select(
+                doc=pl.int_range(pl.len(), dtype=pl.UInt32), chunk=pl.col("text").str.extract_all(NOT_SPACE)
+            )
+            .explode("chunk")
+            .drop_nulls("chunk")
+        )
+        new = found.select(pl.col("chunk").unique()).join(self._known.select("chunk"), on="chunk", how="anti")
+        self._learn(new["chunk"].to_list())
+        return found.join(self._known, on="chunk", how="left", maintain_order="left")
+
+    def words(self, chunks: pl.DataFrame, documents: int) -> Words:
+        """The words of all documents, given their chunks."""
+        ids, counts = chunks["id"].to_numpy().astype(np.int64), chunks["words"].to_numpy().astype(np.int64)
+        ends = np.cumsum(counts)
+        index = np.repeat(self._ends[ids] - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
+        per_document = np.bincount(chunks["doc"].to_numpy(), weights=counts, minlength=documents).astype(np.int64)
+        return Words(self._members[index], np.concatenate([[0], np.cumsum(per_document)]).astype(np.int64))
+
+    def _learn(self, chunks: list[str]) -> None:
+        if not chunks:
+            return
+        rows: list[tuple[str, int, int, int, int, int, int]] = []
+        members: list[int] = []
+        new_words: list[str] = []
+        ends = [int(self._ends[-1])]
+        for number, chunk in enumerate(chunks, len(self._known)):
+            words = self._split(chunk)
+            plain = [w for w in words if w.isalnum() or any(c not in self._punctuation for c in w)]
+            stop = 0
+            for word in words:
+                stop |= self._stop.get(word, 0)
+                known = self._word_ids.setdefault(word, len(self._word_ids))
+                if known == len(self.lengths) + len(new_words):
+                    new_words.append(word)
+                members.append(known)
+            alpha = sum(any(c.isalpha() for c in w) for w in words)
+            rows.append((chunk, number, len(words), len(plain), sum(map(len, plain)), alpha, stop))
+            ends.append(ends[-1] + len(words))
+        self._known = pl.concat([self._known, pl.DataFrame(rows, schema=CHUNK_SCHEMA, orient="row")], rechunk=True)
+        self._members = np.concatenate([self._members, np.array(members, np.int32)])
+        self._ends = np.concatenate([self._ends, np.array(ends[1:], np.int64)])
+        self.lengths = np.concatenate([self.lengths, np.array([len(w) for w in new_words], np.int32)])
+        self.hashes = np.concatenate([self.hashes, _polynomials(new_words)])
+        encoded = [word.encode() for word in new_words]
+        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
+        self.pool_ends = np.concatenate([self.pool_ends, self.pool_ends[-1] + np.cumsum(sizes)])
+        self.pool = np.concatenate([self.pool, np.frombuffer(b"".join(encoded), np.uint8)])
+
+
+def _polynomials(words: list[str]) -> NDArray[np.uint64]:
+    """Hash and power of each word modulo two primes below 2^31: uint64 (words, 4)."""
+    out = np.empty((len(words), 4), np.uint64)
+    for row, word in enumerate(words):
+        one = two = 0
+        for char in word:
+            one = (one * B1 + ord(char) + 1) % P1
+            two = (two * B2 + ord(char) + 1) % P2
+        out[row] = one, pow(B1, len(word), P1), two, pow(B2, len(word), P2)
+    return out
+
+
+@lru_cache(1)
+def _spacy() -> Any:
+    """A function from a chunk to its words."""
+    import spacy
+
+    language = spacy.blank("en")
+    # Attributes of words (shape, lower case, ...) that no splitting rule asks for, and half the time.
+    language.vocab.lex_attr_getters = {}
+    tokenizer = language.tokenizer
+    exceptions = set(tokenizer.rules)
+
+    def split(chunk: str) -> list[str]:
+        if chunk.isascii() and chunk.isalpha() and chunk not in exceptions:
+            return [chunk]
+        return [token.text for token in tokenizer(chunk)]
+
+    return split
