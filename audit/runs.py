@@ -7,6 +7,7 @@ RUN/ledger.jsonl  everything that happened since
 import importlib.metadata
 import os
 import platform
+import shutil
 import sys
 from collections import defaultdict
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from typing import Any
 import orjson
 
 import millstream
+from millstream.audit.ledger import FILE as LEDGER
 from millstream.audit.ledger import Record, open_ledger, read_ledger
 from millstream.canonical import canonical_bytes, digest
 from millstream.errors import InputError, UsageError
@@ -157,11 +159,15 @@ class Run:
 def create_run(path: Path, recipe: Recipe, plan: Plan, corpus_root: Path) -> None:
     """Freeze a new run: write ``run.json`` and begin the ledger with the run and its segments.
 
+    The ledger gets its name when it is whole, so a start that was cut short is no run.
+
     Raises:
-        UsageError: there is a run here already.
+        UsageError: there is a run here already, or what is left of one.
     """
-    if (path / "run.json").exists():
+    if is_run(path):
         raise UsageError(f"{path}: holds a run already")
+    if (path / "checkpoints").exists():
+        raise UsageError(f"{path}: holds checkpoints but no {LEDGER}; restore it, or give the new run another folder")
     path.mkdir(parents=True, exist_ok=True)
     info = {
         "format": FORMAT,
@@ -178,7 +184,10 @@ def create_run(path: Path, recipe: Recipe, plan: Plan, corpus_root: Path) -> Non
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     write_bytes(path / "run.json", canonical_bytes(info) + b"\n")
-    with open_ledger(path) as ledger:
+    beginning = path / ".start"
+    shutil.rmtree(beginning, ignore_errors=True)
+    beginning.mkdir()
+    with open_ledger(beginning) as ledger:
         body = {
             "format": FORMAT,
             "name": recipe.name,
@@ -188,6 +197,13 @@ def create_run(path: Path, recipe: Recipe, plan: Plan, corpus_root: Path) -> Non
         ledger.append("run", body)
         for segment in initial_segments(plan):
             ledger.append("segment", {"segment": asdict(segment), "why": "plan", "by": "recipe"})
+    (beginning / LEDGER).rename(path / LEDGER)
+    beginning.rmdir()
+
+
+def is_run(path: Path) -> bool:
+    """Whether a run was begun in this folder."""
+    return (path / "run.json").exists() and (path / LEDGER).exists()
 
 
 def open_run(path: Path) -> Run:

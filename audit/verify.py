@@ -103,7 +103,9 @@ def _corpus(run: Run, root: Path) -> tuple[int, list[str]]:
 
 def _checkpoints(run: Run) -> tuple[int, list[str]]:
     looked_at, findings = 0, []
-    for saved in run.checkpoints:
+    # A step that was trained again was saved again, over its older checkpoint.
+    newest = {saved.path: saved for saved in run.checkpoints}
+    for saved in newest.values():
         folder = run.path / saved.path
         if not folder.resolve().is_relative_to(run.path.resolve()):
             findings.append(f"{run.path}: the checkpoint of step {saved.step} names a folder outside the run")

@@ -66,7 +66,9 @@ def from_value(source: Source, record: int, place: str, raw: bytes, value: Any) 
     fields = FIELD.findall(source.text) or [source.text]
     for field in fields:
         if not isinstance(value.get(field), str):
-            found = "missing" if field not in value else type(value[field]).__name__
+            # Numbers whose digits are kept are fragments of the line.
+            kind = "number" if isinstance(value.get(field), orjson.Fragment) else type(value.get(field)).__name__
+            found = kind if field in value else "missing"
             return reject(record, place, raw, "text-type", f"{field}: {found}")
     text = FIELD.sub(lambda m: value[m[1]], source.text) if FIELD.search(source.text) else value[source.text]
     metadata = {k: v for k, v in value.items() if k not in fields}

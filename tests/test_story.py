@@ -354,3 +354,22 @@ def test_a_run_is_not_continued_on_other_data(home: Path, tmp_path: Path) -> Non
     done = millstream(tmp_path, *train, check=False)
     assert done.returncode == 1
     assert "was fed other data than the corpus gives now" in done.stderr
+
+
+def test_a_start_that_was_cut_short_is_no_run(home: Path) -> None:
+    """Killed between run.json and the ledger: the next start begins the run anew."""
+    folder = home / "short"
+    (folder / ".start").mkdir(parents=True)
+    shutil.copyfile(home / "whole" / "run.json", folder / "run.json")
+    (folder / ".start" / "ledger.jsonl").write_text("{")
+    millstream(home, "train", "recipe.yaml", "--corpus", "corpus", "--run", "short", "--until", "2")
+    assert open_run(folder).last_step == 2
+    verified(home, "short")
+
+
+def test_a_run_without_its_ledger_is_not_begun_anew(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "whole", tmp_path / "lost", ignore=shutil.ignore_patterns("wandb", "ledger.jsonl"))
+    train = ("train", "recipe.yaml", "--corpus", "corpus", "--run", str(tmp_path / "lost"))
+    done = millstream(home, *train, check=False)
+    assert done.returncode == 2
+    assert "holds checkpoints but no ledger.jsonl" in done.stderr

@@ -17,7 +17,7 @@ from typing import Any
 
 from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.replay import check_recent_roots
-from millstream.audit.runs import Run, create_run, environment, open_run, require_same
+from millstream.audit.runs import Run, create_run, environment, is_run, open_run, require_same
 from millstream.errors import InputError, MillstreamError, RecipeError, SetupError
 from millstream.mixture.load import load_recipe
 from millstream.places import corpus_folder, run_folder
@@ -107,7 +107,7 @@ def _begin(
     assert recipe.mixture is not None
     plan = freeze_plan(recipe.mixture, read_manifest(corpus_root), corpus_root)
     check_batches(plan, world, recipe.train.micro_batch)
-    if not (run_dir / "run.json").exists():
+    if not is_run(run_dir):
         create_run(run_dir, recipe, plan, corpus_root)
     ledger = stack.enter_context(open_ledger(run_dir))
     run = open_run(run_dir)

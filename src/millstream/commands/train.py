@@ -7,7 +7,7 @@ import polars as pl
 import typer
 
 from millstream import show
-from millstream.audit.runs import Run, open_run, require_same
+from millstream.audit.runs import Run, is_run, open_run, require_same
 from millstream.audit.step import audit_step
 from millstream.commands.audit import doc_command, mixture_command, step_command, verify_command
 from millstream.commands.corpus import build
@@ -49,7 +49,7 @@ def train(
     plan = freeze_plan(required_mixture(recipe, recipe_file), read_manifest(corpus_root), corpus_root)
     if hostfile is None:
         check_batches(plan, num_accelerators, recipe.train.micro_batch)
-    if (run_dir / "run.json").exists():
+    if is_run(run_dir):
         begun = open_run(run_dir)
         require_same(begun, recipe, plan)
         if begun.finished:
