@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from millstream.mixture.kernels import repetition
+from millstream.mixture.kernels import repetition, word_hashes
 from millstream.mixture.recipe import FinewebQuality, GopherQuality, GopherRepetition
 from millstream.mixture.words import Vocabulary
 
@@ -78,7 +78,7 @@ def fineweb_quality(documents: pl.DataFrame, rule: FinewebQuality, vocabulary: V
     from datatrove.utils.text import TERMINAL_PUNCTUATION
 
     stops = list(rule.stop_chars or TERMINAL_PUNCTUATION)
-    numbered = _with_words(documents, vocabulary)
+    numbered = documents.with_columns(doc=pl.int_range(pl.len(), dtype=pl.UInt32))
     lines = _exploded(numbered, pl.col("text").str.split("\n")).filter(pl.col("part").str.strip_chars(SPACE) != "")
     shape = lines.group_by("doc").agg(
         lines=pl.len(),
@@ -96,7 +96,6 @@ def fineweb_quality(documents: pl.DataFrame, rule: FinewebQuality, vocabulary: V
     dry = (ended < rule.line_punct_thr) & ~((pl.col("ended") == 0) & pl.lit(rule.line_punct_exclude_zero))
     short = pl.col("short") / pl.col("lines")
     copied = pl.col("repeated_chars") / (pl.col("text").str.len_chars() - breaks)
-    listed = breaks / pl.col("words")
     checks = [
         Check("empty", pl.col("lines").is_null(), pl.lit(0), "at least one line"),
         Check("line_punct_ratio", dry, ended, f"line_punct_thr {rule.line_punct_thr}"),
@@ -107,9 +106,11 @@ def fineweb_quality(documents: pl.DataFrame, rule: FinewebQuality, vocabulary: V
             copied,
             f"char_duplicates_ratio {rule.char_duplicates_ratio}",
         ),
-        Check("list_ratio", listed > rule.new_line_ratio, listed, f"new_line_ratio {rule.new_line_ratio}"),
     ]
-    return measured.select(_first(checks))
+    listed = breaks / pl.col("words")
+    last = Check("list_ratio", listed > rule.new_line_ratio, listed, f"new_line_ratio {rule.new_line_ratio}")
+    verdict = measured.select("doc", *_first(checks))
+    return _then(verdict, numbered, lambda rest: _with_words(rest, vocabulary).select(_first([last])))
 
 
 def gopher_repetition(documents: pl.DataFrame, rule: GopherRepetition, vocabulary: Vocabulary) -> pl.DataFrame:
@@ -131,9 +132,8 @@ def gopher_repetition(documents: pl.DataFrame, rule: GopherRepetition, vocabular
             if limit:
                 field = f"dup_{name}_{kind}"
                 checks.append(Check(field, measure > limit, measure, f"{field} {limit}"))
-    verdict = numbered.select(_first(checks))
-    grams = _ngram_verdicts(numbered, rule, vocabulary)
-    return verdict.select(pl.coalesce(name, grams[name]).alias(name) for name in verdict.columns)
+    verdict = numbered.select("doc", *_first(checks))
+    return _then(verdict, numbered, lambda rest: _ngram_verdicts(rest, rule, vocabulary))
 
 
 def _ngram_verdicts(numbered: pl.DataFrame, rule: GopherRepetition, vocabulary: Vocabulary) -> pl.DataFrame:
@@ -144,7 +144,7 @@ def _ngram_verdicts(numbered: pl.DataFrame, rule: GopherRepetition, vocabulary: 
         words.starts,
         numbered["chars"].to_numpy().astype(np.int64),
         vocabulary.lengths,
-        vocabulary.hashes,
+        word_hashes(vocabulary.pool, vocabulary.pool_ends),
         np.array([n for n, _ in top], np.int64),
         np.array([limit for _, limit in top], np.float64),
         np.array([n for n, _ in repeated], np.int64),
@@ -157,6 +157,17 @@ def _ngram_verdicts(numbered: pl.DataFrame, rule: GopherRepetition, vocabulary: 
         for (r, count), chars in zip(found.tolist(), numbered["chars"], strict=True)
     ]
     return pl.DataFrame(rows, schema=dict.fromkeys(("rule", "value", "threshold"), pl.String), orient="row")
+
+
+def _then(verdict: pl.DataFrame, numbered: pl.DataFrame, judge: Callable[[pl.DataFrame], pl.DataFrame]) -> pl.DataFrame:
+    """Verdicts, where there is none yet completed by ``judge``: words are split for what is left alone."""
+    undecided = verdict["rule"].is_null()
+    rest = numbered.filter(undecided).drop("doc")
+    if rest.is_empty():
+        return verdict.drop("doc")
+    late = judge(rest).with_columns(doc=verdict.filter(undecided)["doc"])
+    joined = verdict.join(late, on="doc", how="left", maintain_order="left", suffix="_late")
+    return joined.select(pl.coalesce(name, f"{name}_late").alias(name) for name in ("rule", "value", "threshold"))
 
 
 def _with_words(documents: pl.DataFrame, vocabulary: Vocabulary) -> pl.DataFrame:

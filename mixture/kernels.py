@@ -4,9 +4,9 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from millstream.mixture.words import P1, P2
-
-_P1, _P2 = np.uint64(P1), np.uint64(P2)
+_P1, _P2 = np.uint64((1 << 31) - 1), np.uint64((1 << 31) - 19)
+_B1, _B2 = np.uint64(1_000_003), np.uint64(69_069)
+"""Primes and bases of the hashes of joined words."""
 _ONE, _S31 = np.uint64(1), np.uint64(31)
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _S29, _S32 = np.uint64(29), np.uint64(32)
@@ -17,6 +17,23 @@ def _mix(x: np.uint64) -> np.uint64:
     x = (x ^ (x >> _S31)) * _M1
     x = (x ^ (x >> _S29)) * _M2
     return x ^ (x >> _S32)
+
+
+@njit(cache=True)
+def word_hashes(pool: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
+    """Polynomial hash of each word's bytes and the base's power, modulo two primes: uint64 (words, 4).
+
+    The hash of joined words follows from those of the words.
+    """
+    out = np.empty((len(ends) - 1, 4), np.uint64)
+    for word in range(len(ends) - 1):
+        one, two, power_one, power_two = np.uint64(0), np.uint64(0), _ONE, _ONE
+        for at in range(ends[word], ends[word + 1]):
+            byte = np.uint64(pool[at]) + _ONE
+            one, power_one = (one * _B1 + byte) % _P1, power_one * _B1 % _P1
+            two, power_two = (two * _B2 + byte) % _P2, power_two * _B2 % _P2
+        out[word, 0], out[word, 1], out[word, 2], out[word, 3] = one, power_one, two, power_two
+    return out
 
 
 @njit(cache=True)
@@ -114,7 +131,7 @@ def repetition(
         starts: (texts + 1,) where each text's words begin.
         chars: (texts,) characters of each text.
         lengths: characters of each distinct word.
-        hashes: (distinct words, 4) as ``Vocabulary.hashes``.
+        hashes: (distinct words, 4) as from ``word_hashes``.
         top: sizes of the most-frequent-n-gram rules, in order.
         top_limits: largest share of a text's characters, one a rule.
         repeated: sizes of the repeated-n-gram rules, in order.

@@ -10,6 +10,7 @@ The memo grows with the number of distinct chunks; a task keeps one for the docu
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -32,9 +33,6 @@ CHUNK_SCHEMA = pl.Schema(
 )
 """What is known of a chunk: its words, those that are not all punctuation and their characters, those with a
 letter, and a bit for each stop word among them."""
-
-P1, P2 = (1 << 31) - 1, (1 << 31) - 19
-B1, B2 = 1_000_003, 69_069
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,9 @@ class Vocabulary:
         self.pool = np.empty(0, np.uint8)
         """UTF-8 of all distinct words, end to end; ``pool_ends`` (words + 1,) cuts it."""
         self.pool_ends = np.zeros(1, np.int64)
-        self.hashes = np.empty((0, 4), np.uint64)
-        """Of each distinct word: polynomial hash and power modulo two primes, for hashes of joined words."""
+        self._plain = np.empty(0, np.int64)
+        self._alpha = np.empty(0, np.int64)
+        self._stop_bits = np.empty(0, np.uint64)
 
     def chunks(self, documents: pl.DataFrame) -> pl.DataFrame:
         """Chunks of the column ``text``, in order, with ``doc`` (row number) and what is known of them."""
@@ -93,44 +92,54 @@ class Vocabulary:
     def _learn(self, chunks: list[str]) -> None:
         if not chunks:
             return
-        rows: list[tuple[str, int, int, int, int, int, int]] = []
+        before = len(self._word_ids)
         members: list[int] = []
-        new_words: list[str] = []
-        ends = [int(self._ends[-1])]
-        for number, chunk in enumerate(chunks, len(self._known)):
+        counts: list[int] = []
+        ids = self._word_ids
+        for chunk in chunks:
             words = self._split(chunk)
-            plain = [w for w in words if w.isalnum() or any(c not in self._punctuation for c in w)]
-            stop = 0
-            for word in words:
-                stop |= self._stop.get(word, 0)
-                known = self._word_ids.setdefault(word, len(self._word_ids))
-                if known == len(self.lengths) + len(new_words):
-                    new_words.append(word)
-                members.append(known)
-            alpha = sum(any(c.isalpha() for c in w) for w in words)
-            rows.append((chunk, number, len(words), len(plain), sum(map(len, plain)), alpha, stop))
-            ends.append(ends[-1] + len(words))
-        self._known = pl.concat([self._known, pl.DataFrame(rows, schema=CHUNK_SCHEMA, orient="row")], rechunk=True)
-        self._members = np.concatenate([self._members, np.array(members, np.int32)])
-        self._ends = np.concatenate([self._ends, np.array(ends[1:], np.int64)])
-        self.lengths = np.concatenate([self.lengths, np.array([len(w) for w in new_words], np.int32)])
-        self.hashes = np.concatenate([self.hashes, _polynomials(new_words)])
-        encoded = [word.encode() for word in new_words]
+            members += [ids.setdefault(word, len(ids)) for word in words]
+            counts.append(len(words))
+        self._describe(list(islice(ids, before, None)))
+        member, count = np.array(members, np.int32), np.array(counts, np.int64)
+        ends = np.cumsum(count)
+        plain, alpha = self._plain[member], self._alpha[member]
+        stop = np.zeros(len(chunks), np.uint64)
+        np.bitwise_or.at(stop, np.repeat(np.arange(len(chunks)), count), self._stop_bits[member])
+        first = len(self._known)
+        learnt = {
+            "chunk": chunks,
+            "id": np.arange(first, first + len(chunks)),
+            "words": count,
+            "plain": _sums(plain, ends),
+            "plain_chars": _sums(plain * self.lengths[member], ends),
+            "alpha": _sums(alpha, ends),
+            "stop": stop,
+        }
+        self._known = pl.concat([self._known, pl.DataFrame(learnt, schema_overrides=CHUNK_SCHEMA)], rechunk=True)
+        self._members = np.concatenate([self._members, member])
+        self._ends = np.concatenate([self._ends, self._ends[-1] + ends])
+
+    def _describe(self, words: list[str]) -> None:
+        """Add what is asked of single words, for words that are new."""
+        punctuation = self._punctuation
+        plain = [w.isalnum() or any(c not in punctuation for c in w) for w in words]
+        alpha = [w.isalpha() or any(c.isalpha() for c in w) for w in words]
+        self._plain = np.concatenate([self._plain, np.array(plain, np.int64)])
+        self._alpha = np.concatenate([self._alpha, np.array(alpha, np.int64)])
+        self._stop_bits = np.concatenate([self._stop_bits, np.array([self._stop.get(w, 0) for w in words], np.uint64)])
+        self.lengths = np.concatenate([self.lengths, np.array([len(w) for w in words], np.int32)])
+        encoded = [word.encode() for word in words]
         sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
         self.pool_ends = np.concatenate([self.pool_ends, self.pool_ends[-1] + np.cumsum(sizes)])
         self.pool = np.concatenate([self.pool, np.frombuffer(b"".join(encoded), np.uint8)])
 
 
-def _polynomials(words: list[str]) -> NDArray[np.uint64]:
-    """Hash and power of each word modulo two primes below 2^31: uint64 (words, 4)."""
-    out = np.empty((len(words), 4), np.uint64)
-    for row, word in enumerate(words):
-        one = two = 0
-        for char in word:
-            one = (one * B1 + ord(char) + 1) % P1
-            two = (two * B2 + ord(char) + 1) % P2
-        out[row] = one, pow(B1, len(word), P1), two, pow(B2, len(word), P2)
-    return out
+def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Sums of consecutive stretches that end at ``ends``."""
+    total = np.concatenate([[0], np.cumsum(values)])
+    sums: NDArray[np.int64] = np.diff(total[np.concatenate([[0], ends])])
+    return sums
 
 
 @lru_cache(1)
