@@ -28,6 +28,8 @@ from millstream.tokenize.work import Unit
 VERSION = "encode/1"
 RANGE_BYTES = 32 << 20
 """Mean bytes of text in a range."""
+SAMPLE, SAMPLE_CHARS = 64, 4000
+"""Documents of a range on which the fast engine is compared with tokenizers', and characters of each."""
 SLICE_BYTES = 4 << 20
 """Text handed to the tokenizer at once."""
 
@@ -127,7 +129,8 @@ def encode_range(
     low, high = (pl.lit(bound, pl.UInt64) for bound in bounds)
     chosen = survivors(reads, domain, gone, DOCUMENT_SCHEMA.names()).filter(pl.col("order").is_between(low, high))
     documents = chosen.collect().sort("order", "doc_id")
-    encoder = encoder_of(settings, tokenizer)
+    sample = documents["text"].gather_every(max(1, len(documents) // SAMPLE)).to_list()
+    encoder = encoder_of(settings, tokenizer).checked_on([text[:SAMPLE_CHARS] for text in sample])
     tokens: list[np.ndarray[Any, Any]] = []
     counts: list[np.ndarray[Any, Any]] = []
     for texts in _slices(documents):

@@ -29,7 +29,7 @@ from millstream.tokenize.publish import collect_exclusions, domain_manifest, wri
 from millstream.tokenize.tokenizer import Encoder
 from millstream.tokenize.work import Unit
 
-LIBRARIES = ("datatrove", "numpy", "polars", "pyarrow", "tokenizers", "webdataset")
+LIBRARIES = ("datatrove", "numpy", "polars", "pyarrow", "tiktoken", "tokenizers", "webdataset")
 
 
 def sealed(root: Path, recipe: Recipe, shards: Sequence[Shard]) -> Manifest | None:

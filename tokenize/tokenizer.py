@@ -8,18 +8,20 @@ ships has them, so that anybody's decoder shows them.
 import hashlib
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import orjson
+import tiktoken
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from millstream.errors import InputError, RecipeError
 from millstream.files import sha256_file
 from millstream.mixture.recipe import TokenizerFile, TrainedTokenizer
+from millstream.tokenize.fast_bpe import agree, fast_encoding
 
 EOS = "<|eos|>"
 BOS = "<|bos|>"
@@ -55,6 +57,8 @@ class Encoder:
     vocab_size: int
     eos: int
     bos: int | None
+    fast: tiktoken.Encoding | None
+    """An engine that gives the same ids sooner, where there is one."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -64,7 +68,7 @@ class Encoder:
     def encode(self, texts: list[str]) -> tuple[NDArray[Any], NDArray[np.int64]]:
         """Tokens of documents, end to end with BOS and EOS, and the number of each: (total,) and (n,)."""
         before = [] if self.bos is None else [self.bos]
-        encoded = [[*before, *e.ids, self.eos] for e in self.plain.encode_batch_fast(texts, add_special_tokens=False)]
+        encoded = [[*before, *ids, self.eos] for ids in self._ids(texts)]
         counts = np.fromiter((len(ids) for ids in encoded), np.int64, len(encoded))
         tokens = np.empty(int(counts.sum()), self.dtype)
         at = 0
@@ -72,6 +76,17 @@ class Encoder:
             tokens[at : at + len(ids)] = ids
             at += len(ids)
         return tokens, counts
+
+    def checked_on(self, texts: list[str]) -> "Encoder":
+        """This encoder, without the fast engine if it disagrees on a text."""
+        if self.fast is None or agree(self.fast, self.plain, texts):
+            return self
+        return replace(self, fast=None)
+
+    def _ids(self, texts: list[str]) -> Iterable[list[int]]:
+        if self.fast is not None:
+            return map(self.fast.encode_ordinary, texts)
+        return (e.ids for e in self.plain.encode_batch_fast(texts, add_special_tokens=False))
 
     def probe(self) -> str:
         """Digest of the ids of the fixed strings, as hex."""
@@ -120,7 +135,7 @@ def load_encoder(path: Path, eos: str, bos: str | None) -> Encoder:
     plain = Tokenizer.from_str(orjson.dumps({**raw, "added_tokens": [], "post_processor": None}).decode())
     # Ids may have holes: what counts is the largest.
     vocab_size = 1 + max(full.get_vocab(with_added_tokens=True).values())
-    encoder = Encoder(plain, vocab_size, ids["EOS"], ids.get("BOS"))
+    encoder = Encoder(plain, vocab_size, ids["EOS"], ids.get("BOS"), fast_encoding(raw)).checked_on(list(PROBES))
     for text in PROBES:
         if (back := full.decode(plain.encode(text).ids, skip_special_tokens=False)) != text:
             raise InputError(f"{path}: not lossless: {text!r} comes back as {back!r}; a corpus keeps no other text")
