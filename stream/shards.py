@@ -6,6 +6,7 @@ grows with it.
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -55,12 +56,29 @@ class DomainReader:
             out: (any, length) of the corpus's dtype.
             rows: row of ``out`` for each start, (n,).
         """
-        for start, row in zip(starts.tolist(), rows.tolist(), strict=True):
-            filled = 0
-            while filled < length:
-                piece = self._piece((start + filled) % self.tokens, length - filled)
-                out[row, filled : filled + len(piece)] = piece
-                filled += len(piece)
+        numbers = np.searchsorted(self._starts, starts, side="right") - 1
+        size = length * self.dtype.itemsize
+        for number in np.unique(numbers).tolist():
+            shard = self._shard(number)
+            chosen = numbers == number
+            begins, targets = starts[chosen], rows[chosen]
+            chunks = np.searchsorted(shard.starts, begins, side="right") - 1
+            inside = begins - shard.starts[chunks]
+            firsts = shard.offsets[chunks] + inside * self.dtype.itemsize
+            whole = (inside + length <= shard.counts[chunks]) & (begins + length <= self.tokens)
+            # Nearly all sequences lie in one chunk and are one copy each.
+            for row, first in zip(targets[whole].tolist(), firsts[whole].tolist(), strict=True):
+                out[row] = shard.data[first : first + size].view(self.dtype)
+            for row, begin in zip(targets[~whole].tolist(), begins[~whole].tolist(), strict=True):
+                self._gather_pieces(begin, out[row])
+
+    def _gather_pieces(self, start: int, out: Tokens) -> None:
+        """Fill a row that passes the border of a chunk, a shard or the ring."""
+        filled = 0
+        while filled < len(out):
+            piece = self._piece((start + filled) % self.tokens, len(out) - filled)
+            out[filled : filled + len(piece)] = piece
+            filled += len(piece)
 
     def span(self, start: int, end: int) -> Tokens:
         """Tokens ``[start, end)`` as a new array."""
@@ -71,7 +89,7 @@ class DomainReader:
 
     def _piece(self, start: int, most: int) -> Tokens:
         """A view of the tokens from ``start`` to the end of their chunk, the ring or ``most``."""
-        number = int(np.searchsorted(self._shard_starts(), start, side="right")) - 1
+        number = int(np.searchsorted(self._starts, start, side="right")) - 1
         shard = self._shard(number)
         chunk = int(np.searchsorted(shard.starts, start, side="right")) - 1
         inside = start - int(shard.starts[chunk])
@@ -80,8 +98,9 @@ class DomainReader:
         piece: Tokens = np.frombuffer(shard.data, self.dtype, count, first)
         return piece
 
-    def _shard_starts(self) -> list[int]:
-        return [shard.token_start for shard in self.shards]
+    @cached_property
+    def _starts(self) -> NDArray[np.int64]:
+        return np.array([shard.token_start for shard in self.shards], np.int64)
 
     def _shard(self, number: int) -> _MappedShard:
         if number not in self._mapped:
@@ -120,4 +139,5 @@ def _map_shard(root: Path, shard: Shard, itemsize: int) -> _MappedShard:
         or (offsets + counts * itemsize > shard.tar.bytes).any()
     ):
         raise InputError(f"{index_path}: its chunks do not cover the shard's {shard.tokens} tokens; rebuild the corpus")
-    return _MappedShard(np.memmap(tar, np.uint8, mode="r"), starts, counts, offsets)
+    # As a plain array: slicing a memmap object costs more than the copy of a short sequence.
+    return _MappedShard(np.asarray(np.memmap(tar, np.uint8, mode="r")), starts, counts, offsets)
