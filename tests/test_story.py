@@ -373,3 +373,16 @@ def test_a_run_without_its_ledger_is_not_begun_anew(home: Path, tmp_path: Path) 
     done = millstream(home, *train, check=False)
     assert done.returncode == 2
     assert "holds checkpoints but no ledger.jsonl" in done.stderr
+
+
+def test_a_short_shard_ends_training_with_one_line(home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "corpus", tmp_path / "corpus", ignore=shutil.ignore_patterns(".work"))
+    shutil.copyfile(home / "recipe.yaml", tmp_path / "recipe.yaml")
+    shard = tmp_path / "corpus" / "law" / "law-00000.tar"
+    shard.write_bytes(shard.read_bytes()[:-512])
+    done = millstream(tmp_path, "train", "recipe.yaml", "--corpus", "corpus", "--run", "run", check=False)
+    assert done.returncode == 3
+    assert done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert "law-00000.tar" in line
+    assert "the manifest says" in line

@@ -46,7 +46,14 @@ def launch(
     if hostfile is not None and not hostfile.is_file():
         raise UsageError(f"{hostfile}: no such hostfile")
     where = ["--hostfile", str(hostfile)] if hostfile else ["--num_accelerators", str(num_accelerators)]
-    command = [str(Path(sys.executable).with_name("deepspeed")), "-q", *where, "--master_port", str(_free_port())]
+    command = [
+        str(Path(sys.executable).with_name("deepspeed")),
+        "--log_level",
+        "critical",
+        *where,
+        "--master_port",
+        str(_free_port()),
+    ]
     command += ["--no_local_rank", "--module", "millstream.train.run", *arguments]
     try:
         code, failure = _run(command, _environment(num_accelerators))

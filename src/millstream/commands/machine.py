@@ -16,7 +16,14 @@ from millstream.commands.options import AsJson
 from millstream.errors import CheckFailed, InputError, UsageError
 from millstream.tokenize.manifest import MANIFEST, read_manifest
 
-EXTRAS = {"torch": "train", "deepspeed": "train", "wandb": "train", "matplotlib": "train", "spacy": "demo"}
+EXTRAS = {
+    "torch": "train",
+    "deepspeed": "train",
+    "wandb": "train",
+    "matplotlib": "train",
+    "spacy": "filters",
+    "numba": "filters",
+}
 
 
 @dataclass(frozen=True, slots=True)
