@@ -206,6 +206,26 @@ class Dedup(Section):
     near: NearDedup | None = None
 
 
+class EvaluationFile(Section):
+    """An evaluation set whose items must not be trained on: JSON lines."""
+
+    name: Name
+    file: str
+    """Path, relative to the recipe's folder; a missing file stops the build."""
+    fields: tuple[str, ...] = Field(min_length=1)
+    """Fields with an item's texts."""
+
+
+class Decontaminate(Section):
+    """Documents that hold items of evaluation sets are dropped, and the item is recorded."""
+
+    sets: tuple[EvaluationFile, ...] = Field(min_length=1)
+    n_grams: int = Field(13, ge=3, le=64)
+    """Words in a row that count as a match."""
+    max_overlap: Exact = Decimal(0)
+    """Largest share of a paragraph's n-grams that may be an item's."""
+
+
 class TrainedTokenizer(Section):
     """A byte-level BPE trained on the corpus's own kept, not held-out text."""
 
@@ -238,6 +258,8 @@ class Corpus(Section):
     sources: tuple[Source, ...] = Field(min_length=1)
     domains: tuple[Domain, ...] = Field(min_length=1)
     filters: tuple[Filter, ...] = ()
+    decontaminate: Decontaminate | None = None
+    """After the filters, before deduplication."""
     dedup: Dedup = Dedup()
     tokenizer: Tokenizer = TrainedTokenizer(kind="bpe")
     shard_bytes: Size = Field(256 * 2**20, ge=2**12)

@@ -13,6 +13,7 @@ from pathlib import Path
 from millstream.canonical import digest
 from millstream.errors import SetupError, UsageError
 from millstream.files import sha256_file
+from millstream.mixture.contamination import build_index
 from millstream.mixture.datatrove_filter import check_filter
 from millstream.mixture.native import require_packages
 from millstream.mixture.recipe import Corpus, DatatroveFilter, LengthFilter, Recipe, SymbolFilter
@@ -23,6 +24,7 @@ from millstream.tokenize.curate import (
     check_not_empty,
     check_removed,
     dedup_units,
+    evaluation_sets,
     has_edits,
     near_unit,
     read_units,
@@ -114,7 +116,7 @@ def build_corpus(
         done += run("shards", written)
         if done == 0 and (current := sealed(root, recipe, [read_mark(unit.folder) for unit in written])):
             return BuildResult(manifest=current, did_work=False, warnings=tuple(warnings))
-        manifest = seal(recipe, root, encoder, tokenizer, reads, gone, units)
+        manifest = seal(recipe, base, root, encoder, tokenizer, reads, gone, units)
         return BuildResult(manifest=manifest, did_work=True, warnings=tuple(warnings))
 
 
@@ -140,7 +142,7 @@ def check_before(corpus: Corpus, base: Path, root: Path) -> list[str]:
     """Look at filters, files, disk and licences before any work.
 
     Returns:
-        Warnings: sources without a licence.
+        Warnings: sources without a licence, evaluation texts that are too short to be found.
 
     Raises:
         MillstreamError: a filter cannot be made, a source has no files, or the disk is too small.
@@ -163,11 +165,20 @@ def check_before(corpus: Corpus, base: Path, root: Path) -> list[str]:
             f"{root}: {free / 2**30:.1f} GiB free, but {size / 2**30:.1f} GiB of input need about "
             f"{DISK_FACTOR * size / 2**30:.1f} GiB; free some or put the corpus elsewhere with --corpus"
         )
-    return [
+    warnings = [
         f"source '{s.name}' states no licence; documents without one of their own will have none"
         for s in corpus.sources
         if s.licence is None
     ]
+    evaluation = evaluation_sets(corpus, base)
+    if corpus.decontaminate is not None:
+        short = build_index(corpus.decontaminate.n_grams, evaluation).short
+        n = corpus.decontaminate.n_grams
+        warnings += [
+            f"evaluation set '{name}': {count} texts have fewer than {n} words and cannot be found"
+            for name, count in short.items()
+        ]
+    return warnings
 
 
 @contextmanager

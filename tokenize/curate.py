@@ -20,9 +20,20 @@ import pyarrow.parquet as pq
 
 from millstream.canonical import digest
 from millstream.errors import InputError
-from millstream.mixture import dedup, filters, reading
+from millstream.files import sha256_file
+from millstream.mixture import contamination, dedup, filters, reading
+from millstream.mixture.contamination import EvaluationSet, find_contaminated
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
-from millstream.mixture.recipe import Corpus, Domain, Filter, LengthFilter, NearDedup, Source, SymbolFilter
+from millstream.mixture.recipe import (
+    Corpus,
+    Decontaminate,
+    Domain,
+    Filter,
+    LengthFilter,
+    NearDedup,
+    Source,
+    SymbolFilter,
+)
 from millstream.mixture.sources import SourceFile, list_files, read_file
 from millstream.tokenize.work import Unit
 
@@ -59,6 +70,7 @@ def read_units(corpus: Corpus, base: Path, work: Path) -> list[ReadUnit]:
     A unit's key covers the files' contents, how they are read, the filters and the libraries that decide.
     """
     known = Fingerprints(work / "files.json")
+    evaluation = evaluation_sets(corpus, base)
     sources = {source.name: source for source in corpus.sources}
     units = []
     for domain in corpus.domains:
@@ -66,8 +78,18 @@ def read_units(corpus: Corpus, base: Path, work: Path) -> list[ReadUnit]:
         for name in domain.sources:
             source = sources[name]
             for files in _groups(list_files(source, base)):
-                key = _read_key(corpus, domain, source, rules, [(f.path, known.sha256(f)) for f in files])
-                run = partial(read_group, source=source, files=files, domain=domain.name, rules=rules, seed=corpus.seed)
+                contents = [(f.path, known.sha256(f)) for f in files]
+                key = _read_key(corpus, domain, source, rules, contents, evaluation)
+                run = partial(
+                    read_group,
+                    source=source,
+                    files=files,
+                    domain=domain.name,
+                    rules=rules,
+                    decontaminate=corpus.decontaminate,
+                    evaluation=evaluation,
+                    seed=corpus.seed,
+                )
                 label = f"{domain.name} from {name} ({files[0].path}{' ...' if files[1:] else ''})"
                 unit = Unit(label=label, folder=work / "read" / key, work=run)
                 units.append(ReadUnit(domain=domain.name, key=key, unit=unit))
@@ -76,7 +98,15 @@ def read_units(corpus: Corpus, base: Path, work: Path) -> list[ReadUnit]:
 
 
 def read_group(
-    folder: Path, *, source: Source, files: Sequence[SourceFile], domain: str, rules: Sequence[Filter], seed: int
+    folder: Path,
+    *,
+    source: Source,
+    files: Sequence[SourceFile],
+    domain: str,
+    rules: Sequence[Filter],
+    decontaminate: Decontaminate | None,
+    evaluation: Sequence[EvaluationSet],
+    seed: int,
 ) -> None:
     """Read and filter some files of a source; every record ends in one of two tables.
 
@@ -91,9 +121,10 @@ def read_group(
             for batch in reading.read_documents(source, file, domain=domain, seed=seed):
                 records += len(batch.kept) + len(batch.excluded)
                 filtered = filters.apply_filters(batch.kept, rules, domain)
+                clean, leaked = _without_evaluation(filtered.kept, decontaminate, evaluation, domain)
                 # Sorted, so that a range of the order can be read without the rest of the file.
-                kept.write_table(_table(filtered.kept.sort("order", "doc_id"), DOCUMENT_SCHEMA))
-                excluded.write_table(_table(pl.concat([batch.excluded, filtered.excluded]), EXCLUSION_SCHEMA))
+                kept.write_table(_table(clean.sort("order", "doc_id"), DOCUMENT_SCHEMA))
+                excluded.write_table(_table(pl.concat([batch.excluded, filtered.excluded, leaked]), EXCLUSION_SCHEMA))
     counts = {
         "read": records,
         "kept": pq.read_metadata(folder / "kept.parquet").num_rows,
@@ -101,6 +132,21 @@ def read_group(
     }
     check_conserved(f"{domain}: reading {source.name}", counts["read"], counts["kept"] + counts["excluded"])
     (folder / "counts.json").write_bytes(orjson.dumps(counts))
+
+
+def evaluation_sets(corpus: Corpus, base: Path) -> tuple[EvaluationSet, ...]:
+    """The recipe's evaluation sets, found and hashed.
+
+    Raises:
+        InputError: a set's file is missing.
+    """
+    found = []
+    for each in corpus.decontaminate.sets if corpus.decontaminate else ():
+        path = base / each.file
+        if not path.is_file():
+            raise InputError(f"{path}: evaluation set '{each.name}' is missing; a corpus is not built without it")
+        found.append(EvaluationSet(name=each.name, path=path, sha256=sha256_file(path), fields=each.fields))
+    return tuple(found)
 
 
 def dedup_units(corpus: Corpus, reads: Sequence[ReadUnit], work: Path, by: Key, gone: Sequence[Path]) -> list[Unit]:
@@ -246,7 +292,12 @@ class Fingerprints:
 
 
 def _read_key(
-    corpus: Corpus, domain: Domain, source: Source, rules: Sequence[Filter], files: list[tuple[str, str]]
+    corpus: Corpus,
+    domain: Domain,
+    source: Source,
+    rules: Sequence[Filter],
+    files: list[tuple[str, str]],
+    evaluation: Sequence[EvaluationSet],
 ) -> str:
     libraries = ["polars"]
     if any(not isinstance(rule, LengthFilter | SymbolFilter) for rule in rules):
@@ -254,16 +305,31 @@ def _read_key(
     how = source.model_dump(mode="json", exclude={"root", "package", "version", "files"})
     return digest(
         {
-            "versions": [reading.VERSION, filters.VERSION],
+            "versions": [reading.VERSION, filters.VERSION, contamination.VERSION],
             "libraries": {name: _version(name) for name in libraries},
             "unicode": unicodedata.unidata_version,
             "seed": corpus.seed,
             "domain": domain.name,
             "source": how,
+            "evaluation": [[each.name, each.sha256, list(each.fields)] for each in evaluation],
+            "decontaminate": corpus.decontaminate.model_dump(mode="json", exclude={"sets"})
+            if corpus.decontaminate
+            else None,
             "rules": [rule.model_dump(mode="json") for rule in rules],
             "files": [list(file) for file in files],
         }
     )
+
+
+def _without_evaluation(
+    documents: pl.DataFrame, settings: Decontaminate | None, evaluation: Sequence[EvaluationSet], domain: str
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Documents without items of evaluation sets, and the exclusions of the others."""
+    if settings is None:
+        return documents, pl.DataFrame(schema=EXCLUSION_SCHEMA)
+    judged = pl.concat([documents, find_contaminated(documents, settings, evaluation)], how="horizontal")
+    leaked = filters.exclusions(judged.filter(pl.col("rule").is_not_null()), domain, "decontaminate")
+    return judged.filter(pl.col("rule").is_null()).select(DOCUMENT_SCHEMA.names()), leaked
 
 
 def _version(library: str) -> str | None:
