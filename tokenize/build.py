@@ -18,17 +18,8 @@ from millstream.mixture.datatrove_filter import check_filter
 from millstream.mixture.native import require_packages
 from millstream.mixture.recipe import Corpus, DatatroveFilter, LengthFilter, Recipe, SymbolFilter
 from millstream.mixture.sources import list_files
-from millstream.tokenize.curate import (
-    Key,
-    band_units,
-    check_not_empty,
-    check_removed,
-    dedup_units,
-    evaluation_sets,
-    has_edits,
-    near_unit,
-    read_units,
-)
+from millstream.tokenize.curate import check_not_empty, evaluation_sets, read_units
+from millstream.tokenize.duplicates import Key, band_units, check_removed, dedup_units, has_edits, near_unit
 from millstream.tokenize.encode import encode_units
 from millstream.tokenize.lock import LOCK, ready_tokenizer
 from millstream.tokenize.manifest import MANIFEST, Manifest
