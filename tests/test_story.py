@@ -14,6 +14,7 @@ import numpy as np
 import polars as pl
 import psutil
 import pytest
+import yaml
 from corpora import build, documents, exclusions, recipe_dict, texts, words, write_domain, write_jsonl
 
 from millstream.audit.document import audit_document, exposures
@@ -386,3 +387,16 @@ def test_a_short_shard_ends_training_with_one_line(home: Path, tmp_path: Path) -
     (line,) = done.stderr.splitlines()
     assert "law-00000.tar" in line
     assert "the manifest says" in line
+
+
+def test_a_batch_schedule_is_trained_and_recorded(home: Path) -> None:
+    recipe = yaml.safe_load((home / "recipe.yaml").read_text())
+    recipe["mixture"] |= {"batch": [{"step": 1, "batch": 8}, {"step": 7, "batch": 16}], "steps": 10}
+    (home / "grown.yaml").write_text(yaml.safe_dump(recipe))
+    millstream(home, "train", "grown.yaml", "--corpus", "corpus", "--run", "grown")
+    verified(home, "grown")
+    steps = steps_of(home / "grown")
+    assert [body["sequences"] for body in steps] == [8] * 6 + [16] * 4
+    # 80% of 112 sequences are 89.6; the nearest step border is 96, after step 9.
+    assert [body["segment"] for body in steps] == [0] * 6 + [1] * 3 + [2]
+    assert all(isinstance(body["loss"], int) for body in steps)

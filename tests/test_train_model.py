@@ -33,12 +33,17 @@ VOCAB, BATCH, LENGTH, STEPS, RATE = 64, 8, 17, 6, 1e-2
 TRAIN = Train(precision="fp32", micro_batch=2, router_bias_rate=RATE, seed=3)
 
 
-def batch(step: int) -> torch.Tensor:
+def batch(step: int, rows: int = BATCH) -> torch.Tensor:
     """The same two batches in turn, so that there is something to learn."""
-    return torch.randint(0, VOCAB, (BATCH, LENGTH), generator=torch.Generator().manual_seed(step % 2))
+    return torch.randint(0, VOCAB, (rows, LENGTH), generator=torch.Generator().manual_seed(step % 2))
 
 
-def reference_losses(steps: int) -> list[float]:
+def rows_of(step: int, grows: bool) -> int:
+    """Sequences of a step: as many always, or half as many again from step 4 on."""
+    return 12 if grows and step >= 4 else BATCH
+
+
+def reference_losses(steps: int, grows: bool = False) -> list[float]:
     """The same training written plainly: one process, a dense loop over experts, torch's own AdamW."""
     network = CausalLM(MODEL, VOCAB, z_loss=0.0, router_z_loss=0.0)
     initialise(network, MODEL, TRAIN.seed)
@@ -93,7 +98,7 @@ def reference_losses(steps: int) -> list[float]:
 
     losses = []
     for step in range(1, steps + 1):
-        tokens = batch(step)
+        tokens = batch(step, rows_of(step, grows))
         loads = {n: torch.zeros(8) for n in bias}
         x = parameters["model.embed_tokens.weight"][tokens[:, :-1]]
         for layer in range(3):
@@ -114,13 +119,19 @@ def reference_losses(steps: int) -> list[float]:
 
 
 def train(
-    expert_parallel: int, zero: int, first: int, last: int, load: str | None = None, save: str | None = None
+    expert_parallel: int,
+    zero: int,
+    first: int,
+    last: int,
+    load: str | None = None,
+    save: str | None = None,
+    grows: bool = False,
 ) -> dict[str, Any]:
     """Train on this rank; returns losses over all ranks, the last biases, and a digest of the weights."""
     import torch.distributed as dist
 
     from millstream.train.checkpoint import load_checkpoint, save_checkpoint
-    from millstream.train.engine import build_engine, set_learning_rate
+    from millstream.train.engine import build_engine, run_micro_batches, set_batch, set_learning_rate
     from millstream.train.moe import balance
 
     settings = TRAIN.model_copy(
@@ -133,16 +144,15 @@ def train(
     losses = []
     for step in range(first, last + 1):
         set_learning_rate(engine, RATE)
-        mine = batch(step)[rank * BATCH // world : (rank + 1) * BATCH // world]
-        total = torch.zeros(1, dtype=torch.float64)
-        for part in mine.split(settings.micro_batch):
-            output = engine(part)
-            engine.backward(output.total)
-            engine.step()
-            total += output.per_sequence.double().sum()
+        rows = rows_of(step, grows)
+        set_batch(engine, rows)
+        mine = batch(step, rows)[rank * rows // world : (rank + 1) * rows // world]
+        outputs = run_micro_batches(engine, mine.split(settings.micro_batch))
+        total = sum((output.per_sequence.double().sum() for output in outputs), torch.zeros((), dtype=torch.float64))
+        engine.step()
         balance(moe_layers(engine.module), settings.router_bias_rate)
         dist.all_reduce(total)
-        losses.append(total.item() / BATCH)
+        losses.append(total.item() / rows)
     if save:
         save_checkpoint(engine, Path(save), last, lambda: None)
     weights = torch.cat([p.detach().flatten() for p in engine.module.parameters()])
@@ -165,6 +175,13 @@ def test_losses_equal_an_independent_reference(
     assert reference[-1] < reference[0] - 0.5, "it learns"
     assert all(result["biases"] == results[0]["biases"] for result in results)
     assert np.abs(results[0]["biases"]).max() > 0
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_growing_batch_equals_the_reference(world: int) -> None:
+    expected = reference_losses(STEPS, grows=True)
+    found = on_ranks(world, train, 1, 1, 1, STEPS, None, None, True)[0]["losses"]
+    assert np.abs(np.array(found) - expected).max() < 1e-5
 
 
 def test_resuming_is_exact_to_the_last_bit_and_reshards(tmp_path: Path) -> None:

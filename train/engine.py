@@ -7,10 +7,12 @@ DeepSpeed would build for CPU ranks serves inference only.
 import logging
 import os
 import warnings
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 # Read by DeepSpeed when it is imported.
 if not torch.cuda.is_available():
@@ -22,7 +24,7 @@ import deepspeed.ops
 from millstream.errors import UsageError
 from millstream.mixture.recipe import Model, Train
 from millstream.train.initial import initialise
-from millstream.train.model import CausalLM
+from millstream.train.model import CausalLM, Losses
 
 
 def init_distributed() -> tuple[int, int]:
@@ -104,6 +106,26 @@ def parameter_groups(network: CausalLM, train: Train) -> list[dict[str, Any]]:
         {"params": decayed, "weight_decay": train.optimizer.weight_decay, "name": "decayed"},
         {"params": plain, "weight_decay": 0.0, "name": "plain"},
     ]
+
+
+def set_batch(engine: Any, sequences: int) -> None:
+    """Let the next steps hold this many sequences over all ranks, in micro-batches of the same size."""
+    if engine.train_batch_size() != sequences:
+        engine.set_train_batch_size(sequences)
+        # ZeRO keeps a copy that its own averaging uses.
+        engine.optimizer.gradient_accumulation_steps = engine.gradient_accumulation_steps()
+
+
+def run_micro_batches(engine: Any, micro_batches: Sequence[Tensor]) -> Iterator[Losses]:
+    """Forward and backward of each micro-batch; the caller takes ``engine.step()`` after the last.
+
+    The border is set by hand: the engine's own counter would be out of step after the batch has changed.
+    """
+    for number, tokens in enumerate(micro_batches, 1):
+        engine.set_gradient_accumulation_boundary(number == len(micro_batches))
+        output: Losses = engine(tokens)
+        engine.backward(output.total)
+        yield output
 
 
 def set_learning_rate(engine: Any, rate: float) -> None:

@@ -23,7 +23,7 @@ from millstream.audit.ledger import Ledger
 from millstream.audit.runs import Run
 from millstream.stream.reader import Batch, Stream
 from millstream.train.checkpoint import prune, save_checkpoint
-from millstream.train.engine import set_learning_rate
+from millstream.train.engine import run_micro_batches, set_batch, set_learning_rate
 from millstream.train.evaluate import held_out_losses
 from millstream.train.metrics import MetricsWriter, Value
 from millstream.train.model import moe_layers
@@ -69,6 +69,7 @@ def train_steps(
         began = time.perf_counter()
         rate = learning_rate(batch.step, total, train.optimizer.lr, train.schedule)
         set_learning_rate(engine, rate)
+        set_batch(engine, stream.plan.batch_of(batch.step))
         tokens = torch.from_numpy(batch.tokens.astype(np.int64)).to(engine.device)
         fed = _feed(engine, batch, tokens, train.micro_batch)
         load = balance(layers, train.router_bias_rate)
@@ -94,15 +95,14 @@ def _ahead(read: Callable[[int], Batch], first: int, last: int) -> Iterator[Batc
 
 def _feed(engine: Any, batch: Batch, tokens: Tensor, micro_batch: int) -> Fed:
     """Run forward, backward and update over a rank's rows, and gather what was fed."""
+    parts = tokens.split(micro_batch)
     losses, leaves = [], []
-    indices = batch.indices.reshape(-1, micro_batch)
-    for part, part_indices in zip(tokens.split(micro_batch), indices, strict=True):
-        output = engine(part)
+    outputs = run_micro_batches(engine, parts)
+    for part, indices, output in zip(parts, batch.indices.reshape(-1, micro_batch), outputs, strict=True):
         # The digest is of the very tensor that the engine got, after it was used.
-        leaves.append(leaf_hashes(part_indices, part.cpu().numpy()))
-        engine.backward(output.total)
-        engine.step()
+        leaves.append(leaf_hashes(indices, part.cpu().numpy()))
         losses.append(output.per_sequence)
+    engine.step()
     gathered = [
         _gather(t.to(tokens.device)).cpu().numpy()
         for t in (torch.from_numpy(np.concatenate(leaves)), torch.cat(losses).float(), torch.from_numpy(batch.domains))

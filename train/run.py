@@ -18,7 +18,7 @@ from typing import Any
 from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.replay import check_recent_roots
 from millstream.audit.runs import Run, create_run, environment, is_run, open_run, require_same
-from millstream.errors import InputError, MillstreamError, RecipeError, SetupError
+from millstream.errors import InputError, MillstreamError, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
 from millstream.places import corpus_folder, run_folder
 from millstream.stream.freeze import freeze_plan
@@ -117,7 +117,7 @@ def _begin(
     check_recent_roots(run, stream, step)
     last = min(arguments.until or plan.total_steps, plan.total_steps)
     if step >= last:
-        raise SetupError(f"{run_dir}: step {step} is done already; nothing to train up to step {last}")
+        raise UsageError(f"{run_dir}: step {step} is done already; nothing to train up to step {last}")
     attempt = len(run.attempts) + 1
     ledger.append("attempt", _attempt_body(run, stream, attempt, step, world))
     ledger.sync()
