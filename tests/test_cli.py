@@ -11,7 +11,7 @@ import pytest
 from corpora import recipe_dict, write_domain, write_jsonl, write_recipe
 
 COMMANDS = ["init", "build", "plan", "train", "run", "doctor", "status"]
-AUDITS = ["step", "doc", "mixture", "verify"]
+AUDITS = ["step", "doc", "why", "mixture", "verify"]
 
 
 def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -154,8 +154,9 @@ def processes_of(run: str) -> list[int]:
 
 
 def test_a_killed_run_goes_on_and_tells_the_superseded_steps_apart(home: Path) -> None:
-    process = start_training(home, "killed", 8)
-    for pid in processes_of("killed"):
+    process = start_training(home, "killed", 7)
+    # The rank itself, the newest process, first: it trains on while the others are looked for.
+    for pid in sorted(processes_of("killed"), reverse=True):
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=30)
     reached = max(open_run(home / "killed").fed)
@@ -269,6 +270,9 @@ def test_audit_answers_on_the_command_line(home: Path) -> None:
     assert "dropped by dedup/exact" in copied
     assert "kept instead:" in copied
     assert "law-files:part-0.jsonl:2" in copied
+    why = json.loads(millstream(home, "audit", "why", "whole", "news-files:copies.jsonl:1", "--json").stdout)["dropped"]
+    assert [w["document"]["rule"] for w in why] == ["exact"]
+    assert "was not dropped: kept" in millstream(home, "audit", "why", "whole", document["doc_id"]).stdout
     blank = millstream(home, "audit", "doc", "whole", "news-files:copies.jsonl:2").stdout
     assert "dropped by read/empty-text" in blank
 

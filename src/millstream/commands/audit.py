@@ -85,6 +85,30 @@ def doc_command(
         _print_document(audit)
 
 
+@app.command("why")
+def why_command(
+    run_name: RunName,
+    asked: Annotated[str, typer.Argument(metavar="KEY|ID", show_default=False)],
+    corpus: CorpusFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Why a document was dropped: stage, rule, measured value, threshold, and what was kept instead.
+
+    Example: millstream audit why demo sympy:sympy/geometry/line.py:32
+    """
+    run, stream = _open(run_name, corpus)
+    audits = audit_document(run, corpus or run.corpus_root, stream.manifest, question(asked))
+    dropped = [audit for audit in audits if audit.state == "excluded"]
+    if as_json:
+        show.json({"run": run.info["name"], "asked": asked, "dropped": [_doc_json(a) for a in dropped]})
+        return
+    if not dropped:
+        states = ", ".join(sorted({audit.state for audit in audits})) or "never read"
+        show.line(f"{asked} was not dropped: {states}")
+    for audit in dropped:
+        _print_document(audit)
+
+
 @app.command("mixture")
 def mixture_command(run_name: RunName, as_json: AsJson = False) -> None:
     """Planned against realised sequences, per phase and domain.
