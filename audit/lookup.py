@@ -32,11 +32,6 @@ class Found:
     held_out: pl.DataFrame
     excluded: pl.DataFrame
 
-    @property
-    def nothing(self) -> bool:
-        """True where the corpus never read such a document."""
-        return self.kept.is_empty() and self.held_out.is_empty() and self.excluded.is_empty()
-
 
 def question(text: str) -> Question:
     """Read a question as people type it: 64 hex digits are a key, ``://`` a URL, else a ``doc_id``."""

@@ -26,12 +26,6 @@ class Replayed:
         return self.fed.root == self.root
 
 
-def derive_root(stream: Stream, step: int) -> str:
-    """Root of a step's sequences as the plan and the corpus give them, as hex."""
-    batch = stream.batch(step)
-    return step_root(leaf_hashes(batch.indices, batch.tokens))
-
-
 def replay(stream: Stream, steps: Iterable[FedStep]) -> Iterator[Replayed]:
     """Derive the roots of step records again, one by one."""
     for fed in steps:
