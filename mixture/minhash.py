@@ -5,6 +5,7 @@ counted as often as they occur: by sets alone, a page of one repeated sentence e
 no chain from one near duplicate to the next, so a family of templated texts keeps its members that differ.
 """
 
+import itertools
 from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
@@ -17,7 +18,7 @@ from numpy.typing import NDArray
 from millstream.mixture.dedup import DUPLICATE_SCHEMA
 from millstream.mixture.kernels import band_keys, minhash, shingles
 from millstream.mixture.recipe import NearDedup
-from millstream.mixture.words import Vocabulary
+from millstream.mixture.words import split_words
 
 MERSENNE = (1 << 61) - 1
 BATCH = 4096
@@ -35,10 +36,10 @@ def signatures(texts: pl.Series, near: NearDedup) -> NDArray[np.uint64]:
     The same numbers as datatrove's ``MinhashDedupSignature`` with its text normalisation and the same seed.
     """
     a, b = _permutations(near.seed, near.bands * near.rows)
-    frame = pl.DataFrame({"text": _simplified(texts)})
-    vocabulary = _vocabulary()
-    words = vocabulary.words(vocabulary.chunks(frame), len(frame))
-    return minhash(words.ids, words.starts, vocabulary.pool, vocabulary.pool_ends, near.n_grams, a, b)
+    found = [np.empty((0, len(a)), np.uint64)]
+    for words in split_words(_simplified(texts)):
+        found.append(minhash(words.codes, words.starts, words.ends, words.bounds, near.n_grams, a, b))
+    return np.concatenate(found)
 
 
 def band_table(kept: Path, near: NearDedup) -> pl.DataFrame:
@@ -112,17 +113,14 @@ def _shingle_bags(candidates: pl.DataFrame, tables: Sequence[tuple[str, Path, Pa
     """The shingles of each candidate, from its text."""
     wanted = candidates.select("domain", "doc_id", number=pl.int_range(pl.len()))
     bags: list[Bag] = [(np.empty(0, np.uint64), np.empty(0, np.int64))] * len(candidates)
-    vocabulary = _vocabulary()
     for domain, _, kept in tables:
         own = wanted.filter(pl.col("domain") == domain).lazy()
         texts = pl.scan_parquet(kept).select("doc_id", "text").join(own, on="doc_id", how="inner").collect()
-        for batch in texts.iter_slices(BATCH):
-            frame = pl.DataFrame({"text": _simplified(batch["text"])})
-            words = vocabulary.words(vocabulary.chunks(frame), len(frame))
-            for row, number in enumerate(batch["number"]):
-                ids = words.ids[words.starts[row] : words.starts[row + 1]]
-                hashed = shingles(ids, vocabulary.pool, vocabulary.pool_ends, near.n_grams)
-                bags[number] = np.unique(hashed, return_counts=True)
+        numbers = iter(texts["number"].to_list())
+        for words in split_words(_simplified(texts["text"])):
+            for first, last in itertools.pairwise(words.bounds.tolist()):
+                hashed = shingles(words.codes, words.starts[first:last], words.ends[first:last], near.n_grams)
+                bags[next(numbers)] = np.unique(hashed, return_counts=True)
     return bags
 
 
@@ -132,11 +130,11 @@ def _jaccard(one: Bag, other: Bag) -> Fraction:
     return Fraction(common, int(one[1].sum() + other[1].sum()) - common)
 
 
-def _simplified(texts: pl.Series) -> list[str]:
+def _simplified(texts: pl.Series) -> pl.Series:
     from datatrove.utils.text import TextNormConfig, simplify_text
 
     config = TextNormConfig()
-    return [simplify_text(text, config) for text in texts]
+    return pl.Series([simplify_text(text, config) for text in texts], dtype=pl.String)
 
 
 @lru_cache
@@ -145,8 +143,3 @@ def _permutations(seed: int, count: int) -> tuple[NDArray[np.uint64], NDArray[np
     generator = np.random.RandomState(seed)
     a = generator.randint(1, MERSENNE, dtype=np.uint64, size=count)
     return a, generator.randint(0, MERSENNE, dtype=np.uint64, size=count)
-
-
-@lru_cache(1)
-def _vocabulary() -> Vocabulary:
-    return Vocabulary(())

@@ -1,13 +1,11 @@
-"""The field's rules in columns: one entry for each, over a vocabulary kept between batches."""
+"""The field's rules in columns: one entry for each."""
 
 import importlib.util
-from functools import lru_cache
 
 import polars as pl
 
 from millstream.errors import SetupError
 from millstream.mixture.recipe import C4Quality, FinewebQuality, GopherQuality, GopherRepetition, WordRule
-from millstream.mixture.words import Vocabulary
 
 
 def judge(documents: pl.DataFrame, rule: WordRule | C4Quality) -> pl.DataFrame:
@@ -25,11 +23,11 @@ def judge(documents: pl.DataFrame, rule: WordRule | C4Quality) -> pl.DataFrame:
     if isinstance(rule, C4Quality):
         return c4.c4_quality(documents, rule)
     if isinstance(rule, GopherQuality):
-        return gopher.gopher_quality(documents, rule, _vocabulary(rule.stop_words))
+        return gopher.gopher_quality(documents, rule)
     if isinstance(rule, GopherRepetition):
-        return gopher.gopher_repetition(documents, rule, _vocabulary(GopherQuality(rule="gopher-quality").stop_words))
+        return gopher.gopher_repetition(documents, rule)
     assert isinstance(rule, FinewebQuality)
-    return gopher.fineweb_quality(documents, rule, _vocabulary(GopherQuality(rule="gopher-quality").stop_words))
+    return gopher.fineweb_quality(documents, rule)
 
 
 def require_packages() -> None:
@@ -41,9 +39,3 @@ def require_packages() -> None:
     for package in ("spacy", "numba"):
         if importlib.util.find_spec(package) is None:
             raise SetupError(f"rules that count words need {package}: pip install 'millstream[filters]'")
-
-
-@lru_cache
-def _vocabulary(stop_words: tuple[str, ...]) -> Vocabulary:
-    """One memo a process and list of stop words."""
-    return Vocabulary(stop_words)

@@ -1,161 +1,221 @@
-"""Words as datatrove splits English: spaCy's rules, learnt once a distinct chunk.
+"""Words of texts: as spaCy and so datatrove cut English, or by Unicode alone.
 
-spaCy's rule tokenizer cuts at white space first and treats every chunk on its own, so a memo from chunk to
-words gives its words exactly, and a text of known chunks costs no spaCy at all. What filters ask of a
-chunk (words, letters, stop words) is counted when it is learnt.
-
-The memo grows with the number of distinct chunks; a task keeps one for the documents it reads.
+spaCy's rules are compiled from its own expressions and special cases (``patterns``) and run over millions of
+characters at once (``splitting``): the same words, many times faster, with no memo that would grow with the corpus.
+What may be a web address is asked of spaCy's own expression.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
+from millstream.mixture.patterns import CODES, Program, Tables, compile_patterns
+from millstream.mixture.splitting import (
+    ADDRESS,
+    DONE,
+    INFIX,
+    Specials,
+    special_hash,
+    split_affixes,
+    split_infixes,
+    split_plainly,
+)
+
 NOT_SPACE = r"[^\s\x1c-\x1f]+"
 """Chunks: runs of what ``str.isspace`` is false for; Rust's ``\\s`` lacks the four separators."""
+SLICE_CHARS = 4 << 20
+"""Characters of text that are cut at once; a longer text is cut alone."""
 
-CHUNK_SCHEMA = pl.Schema(
-    {
-        "chunk": pl.String,
-        "id": pl.UInt32,
-        "words": pl.UInt32,
-        "plain": pl.UInt32,
-        "plain_chars": pl.UInt32,
-        "alpha": pl.UInt32,
-        "stop": pl.UInt64,
-    }
-)
-"""What is known of a chunk: its words, those that are not all punctuation and their characters, those with a
-letter, and a bit for each stop word among them."""
+Splitter = Literal["spacy", "unicode"]
+
+USER = r"(?:\S+(?::\S*)?@)?"
+"""The part of spaCy's expression for addresses that asks for an ``@``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Words:
-    """Words of several texts, end to end.
+    """Words of several texts.
 
-    ``ids`` (words,) number distinct words; text ``i`` has the words ``starts[i]`` to ``starts[i + 1]``.
+    ``codes`` uint32 and ``classes`` uint8 (characters,) hold the texts end to end; word ``i`` is ``codes[starts[i] :
+    ends[i]]``; text ``t`` has the words ``bounds[t]`` to ``bounds[t + 1]``. ``plain`` and ``alpha``, bool (classes,):
+    characters that are no punctuation, letters.
     """
 
-    ids: NDArray[np.int32]
+    codes: NDArray[np.uint32]
+    classes: NDArray[np.uint8]
     starts: NDArray[np.int64]
+    ends: NDArray[np.int64]
+    bounds: NDArray[np.int64]
+    plain: NDArray[np.bool_]
+    alpha: NDArray[np.bool_]
 
 
-class Vocabulary:
-    """The memo. ``stop_words`` (at most 64) get a bit each in the order given."""
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """Everything that decides how texts are cut; ``sets`` numbers the named sets of characters."""
 
-    def __init__(self, stop_words: Sequence[str]) -> None:
-        from datatrove.utils.text import PUNCTUATION_SET
+    tables: Tables
+    sets: dict[str, int]
+    prefix: Program
+    suffix: Program
+    infix: Program
+    specials: Specials
+    tokenizer: Any
+    """spaCy's own, which knows web addresses."""
 
-        self._split = _spacy()
-        self._punctuation = PUNCTUATION_SET
-        self._stop = {word: 1 << bit for bit, word in enumerate(stop_words)}
-        self._word_ids: dict[str, int] = {}
-        self._known = pl.DataFrame(schema=CHUNK_SCHEMA)
-        self._members = np.empty(0, np.int32)
-        self._ends = np.zeros(1, np.int64)
-        self.lengths = np.empty(0, np.int32)
-        """Characters of each distinct word."""
-        self.pool = np.empty(0, np.uint8)
-        """UTF-8 of all distinct words, end to end; ``pool_ends`` (words + 1,) cuts it."""
-        self.pool_ends = np.zeros(1, np.int64)
-        self._plain = np.empty(0, np.int64)
-        self._alpha = np.empty(0, np.int64)
-        self._stop_bits = np.empty(0, np.uint64)
-
-    def chunks(self, documents: pl.DataFrame) -> pl.DataFrame:
-        """Chunks of the column ``text``, in order, with ``doc`` (row number) and what is known of them."""
-        found = (
-            documents.select(
-                doc=pl.int_range(pl.len(), dtype=pl.UInt32), chunk=pl.col("text").str.extract_all(NOT_SPACE)
-            )
-            .explode("chunk")
-            .drop_nulls("chunk")
-        )
-        new = found.select(pl.col("chunk").unique()).join(self._known.select("chunk"), on="chunk", how="anti")
-        self._learn(new["chunk"].to_list())
-        return found.join(self._known, on="chunk", how="left", maintain_order="left")
-
-    def words(self, chunks: pl.DataFrame, documents: int) -> Words:
-        """The words of all documents, given their chunks."""
-        ids, counts = chunks["id"].to_numpy().astype(np.int64), chunks["words"].to_numpy().astype(np.int64)
-        ends = np.cumsum(counts)
-        index = np.repeat(self._ends[ids] - (ends - counts), counts) + np.arange(int(ends[-1]) if len(ends) else 0)
-        per_document = np.bincount(chunks["doc"].to_numpy(), weights=counts, minlength=documents).astype(np.int64)
-        return Words(self._members[index], np.concatenate([[0], np.cumsum(per_document)]).astype(np.int64))
-
-    def _learn(self, chunks: list[str]) -> None:
-        if not chunks:
-            return
-        before = len(self._word_ids)
-        members: list[int] = []
-        counts: list[int] = []
-        ids = self._word_ids
-        for chunk in chunks:
-            words = self._split(chunk)
-            members += [ids.setdefault(word, len(ids)) for word in words]
-            counts.append(len(words))
-        self._describe(list(islice(ids, before, None)))
-        member, count = np.array(members, np.int32), np.array(counts, np.int64)
-        ends = np.cumsum(count)
-        plain, alpha = self._plain[member], self._alpha[member]
-        stop = np.zeros(len(chunks), np.uint64)
-        np.bitwise_or.at(stop, np.repeat(np.arange(len(chunks)), count), self._stop_bits[member])
-        first = len(self._known)
-        learnt = {
-            "chunk": chunks,
-            "id": np.arange(first, first + len(chunks)),
-            "words": count,
-            "plain": _sums(plain, ends),
-            "plain_chars": _sums(plain * self.lengths[member], ends),
-            "alpha": _sums(alpha, ends),
-            "stop": stop,
-        }
-        self._known = pl.concat([self._known, pl.DataFrame(learnt, schema_overrides=CHUNK_SCHEMA)], rechunk=True)
-        self._members = np.concatenate([self._members, member])
-        self._ends = np.concatenate([self._ends, self._ends[-1] + ends])
-
-    def _describe(self, words: list[str]) -> None:
-        """Add what is asked of single words, for words that are new."""
-        punctuation = self._punctuation
-        plain = [w.isalnum() or any(c not in punctuation for c in w) for w in words]
-        alpha = [w.isalpha() or any(c.isalpha() for c in w) for w in words]
-        self._plain = np.concatenate([self._plain, np.array(plain, np.int64)])
-        self._alpha = np.concatenate([self._alpha, np.array(alpha, np.int64)])
-        self._stop_bits = np.concatenate([self._stop_bits, np.array([self._stop.get(w, 0) for w in words], np.uint64)])
-        self.lengths = np.concatenate([self.lengths, np.array([len(w) for w in words], np.int32)])
-        encoded = [word.encode() for word in words]
-        sizes = np.fromiter(map(len, encoded), np.int64, len(encoded))
-        self.pool_ends = np.concatenate([self.pool_ends, self.pool_ends[-1] + np.cumsum(sizes)])
-        self.pool = np.concatenate([self.pool, np.frombuffer(b"".join(encoded), np.uint8)])
+    def __hash__(self) -> int:
+        return id(self)
 
 
-def _sums(values: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Sums of consecutive stretches that end at ``ends``."""
-    total = np.concatenate([[0], np.cumsum(values)])
-    sums: NDArray[np.int64] = np.diff(total[np.concatenate([[0], ends])])
-    return sums
+def split_words(texts: pl.Series, splitter: Splitter = "spacy") -> Iterator[Words]:
+    """Cut texts into words, some megabytes of them at a time and in order."""
+    sizes = texts.str.len_chars().to_numpy().astype(np.int64)
+    first, filled = 0, 0
+    for at, size in enumerate(sizes.tolist()):
+        if filled and filled + size > SLICE_CHARS:
+            yield _split(texts[first:at].to_list(), sizes[first:at], splitter)
+            first, filled = at, 0
+        filled += size
+    if first < len(texts):
+        yield _split(texts[first:].to_list(), sizes[first:], splitter)
+
+
+def _split(texts: list[str], sizes: NDArray[np.int64], splitter: Splitter) -> Words:
+    rules = spacy_rules()
+    # A line feed is white space to both splitters, so no word reaches from one text into the next.
+    joined = "\n".join(texts)
+    codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
+    classes = rules.tables.classes[codes]
+    cut = _spacy if splitter == "spacy" else _unicode
+    starts, ends = cut(rules, joined, codes, classes)
+    borders = np.concatenate([[0], np.cumsum(sizes + 1)])
+    member = rules.tables.member
+    return Words(
+        codes,
+        classes,
+        starts,
+        ends,
+        np.searchsorted(starts, borders).astype(np.int64),
+        member[rules.sets["plain"]],
+        member[rules.sets["alpha"]],
+    )
+
+
+def _unicode(
+    rules: Rules, joined: str, codes: NDArray[np.uint32], classes: NDArray[np.uint8]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    found: tuple[NDArray[np.int64], NDArray[np.int64]] = split_plainly(
+        classes, rules.tables.member, rules.sets["space"], rules.sets["letters"]
+    )
+    return found
+
+
+def _spacy(
+    rules: Rules, joined: str, codes: NDArray[np.uint32], classes: NDArray[np.uint8]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    member, space = rules.tables.member, rules.sets["space"]
+    starts, ends, left = split_affixes(codes, classes, member, space, rules.prefix, rules.suffix, rules.specials)
+    asked = np.flatnonzero(left == ADDRESS)
+    verdicts: dict[str, bool] = {}
+    for number, low, high in zip(asked.tolist(), starts[asked].tolist(), ends[asked].tolist(), strict=True):
+        piece = joined[low:high]
+        if (verdict := verdicts.get(piece)) is None:
+            verdict = verdicts[piece] = _is_address(rules.tokenizer, piece)
+        left[number] = DONE if verdict else INFIX
+    found: tuple[NDArray[np.int64], NDArray[np.int64]] = split_infixes(
+        codes, classes, member, rules.infix, rules.specials, starts, ends, left
+    )
+    return found
+
+
+def _is_address(tokenizer: Any, piece: str) -> bool:
+    """What spaCy's expression says; without an ``@`` by a shorter one, which takes no quadratic time."""
+    match = tokenizer.url_match if "@" in piece else _without_user(tokenizer.url_match.__self__)
+    return match(piece) is not None
 
 
 @lru_cache(1)
-def _spacy() -> Any:
-    """A function from a chunk to its words."""
+def _without_user(expression: Any) -> Any:
+    import re
+
+    return re.compile(expression.pattern.replace(USER, "", 1)).match
+
+
+@lru_cache(1)
+def spacy_rules() -> Rules:
+    """SpaCy's rules for English, compiled.
+
+    Raises:
+        patterns.Unsupported: this release of spaCy has rules that cannot be compiled.
+    """
     import spacy
+    from datatrove.utils.text import PUNCTUATION_SET
+    from spacy.tokenizer import Tokenizer
 
     language = spacy.blank("en")
     # Attributes of words (shape, lower case, ...) that no splitting rule asks for, and half the time.
     language.vocab.lex_attr_getters = {}
     tokenizer = language.tokenizer
-    exceptions = set(tokenizer.rules)
+    every = [chr(code) for code in range(CODES)]
+    plain = np.ones(CODES, np.bool_)
+    plain[[ord(c) for c in PUNCTUATION_SET]] = False
+    tables, programs, sets = compile_patterns(
+        {
+            "prefix": tokenizer.prefix_search.__self__.pattern,
+            "suffix": tokenizer.suffix_search.__self__.pattern,
+            "infix": tokenizer.infix_finditer.__self__.pattern,
+        },
+        {
+            "space": np.array([c.isspace() for c in every]),
+            "alpha": np.array([c.isalpha() for c in every]),
+            "letters": np.array([c.isalnum() or c == "_" for c in every]),
+            "plain": plain,
+        },
+    )
+    affixes_only = Tokenizer(
+        language.vocab,
+        prefix_search=tokenizer.prefix_search,
+        suffix_search=tokenizer.suffix_search,
+        infix_finditer=tokenizer.infix_finditer,
+        url_match=tokenizer.url_match,
+    )
+    specials = _specials(tokenizer, affixes_only)
+    return Rules(tables, sets, programs["prefix"], programs["suffix"], programs["infix"], specials, tokenizer)
 
-    def split(chunk: str) -> list[str]:
-        if chunk.isascii() and chunk.isalpha() and chunk not in exceptions:
-            return [chunk]
-        return [token.text for token in tokenizer(chunk)]
 
-    return split
+def _specials(tokenizer: Any, affixes_only: Any) -> Specials:
+    from spacy.symbols import ORTH
+
+    cases = {text: rule for text, rule in tokenizer.rules.items() if not any(c.isspace() for c in text)}
+    longest = max(map(len, cases))
+    affixes = {
+        text: [token.text for token in affixes_only(text)]
+        for text in cases
+        if tokenizer.find_prefix(text) or tokenizer.find_infix(text) or tokenizer.find_suffix(text)
+    }
+    most = max(map(len, [*cases.values(), *affixes.values()]))
+    codes = np.zeros((len(cases), longest), np.uint32)
+    sizes = np.array([len(text) for text in cases], np.int32)
+    cuts = np.full((len(cases), most + 2), -1, np.int32)
+    parts = np.full_like(cuts, -1)
+    changes = np.zeros(len(cases), np.bool_)
+    slots = np.full(1 << (4 * len(cases)).bit_length(), -1, np.int32)
+    for number, (text, rule) in enumerate(cases.items()):
+        pieces = [token[ORTH] for token in rule]
+        codes[number, : len(text)] = [ord(c) for c in text]
+        cuts[number, : len(pieces) + 1] = np.cumsum([0, *map(len, pieces)])
+        if text in affixes:
+            parts[number, : len(affixes[text]) + 1] = np.cumsum([0, *map(len, affixes[text])])
+            changes[number] = affixes[text] != pieces
+        slot = int(special_hash(codes[number], 0, len(text))) & (len(slots) - 1)
+        while slots[slot] >= 0:
+            slot = (slot + 1) & (len(slots) - 1)
+        slots[slot] = number
+    firsts = {int(codes[number, 0]) for number in np.flatnonzero(changes)}
+    begins = np.array([code in firsts for code in range(128)])
+    return Specials(slots, codes, sizes, cuts, parts, changes, begins)
