@@ -1,17 +1,19 @@
 """Exact deduplication over a whole recipe: one document of each text stays.
 
-The one of the earliest domain in the recipe stays, then the one lowest in the keyed order: the same
-one whatever the number of tasks. Keys are looked at one range of prefixes at a time, so memory is
-bounded by the range, not by the corpus.
+Which one is the recipe's to say (``keep``); in the end the keyed order decides, so it is the same one whatever the
+number of tasks. Keys are looked at one range of prefixes at a time: memory is bounded by the range, not by the corpus.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 import polars as pl
 
-VERSION = "dedup-exact/2"
+from millstream.mixture.recipe import Keep
+
+VERSION = "dedup-exact/3"
 
 DUPLICATE_SCHEMA = pl.Schema(
     {
@@ -22,6 +24,8 @@ DUPLICATE_SCHEMA = pl.Schema(
         "domain": pl.String,
         "order": pl.UInt64,
         "kept_key": pl.Binary,
+        "kept_id": pl.String,
+        "kept_domain": pl.String,
         "rule": pl.String,
         "value": pl.String,
         "threshold": pl.String,
@@ -29,45 +33,86 @@ DUPLICATE_SCHEMA = pl.Schema(
 )
 """Dropped duplicates: the document kept instead, and by which rule, measure and threshold."""
 
+COLUMNS = ("doc_key", "doc_id", "source", "locator", "order", "n_bytes", "score")
+"""What is known of a document when it is compared."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Table:
+    """Kept documents of a read unit, or of an earlier corpus, as deduplication sees them.
+
+    ``group``: documents are compared within it; ``rank``: place of the domain in the recipe; ``earlier``: the documents
+    are in a corpus that was built before, and stay whatever comes; ``bands``: their MinHash bands, where there are any.
+    """
+
+    domain: str
+    group: str
+    rank: int
+    kept: Path
+    earlier: bool = False
+    bands: Path | None = None
+
+    def labels(self) -> dict[str, pl.Expr]:
+        """Columns that say where a row comes from."""
+        return {
+            "domain": pl.lit(self.domain),
+            "group": pl.lit(self.group),
+            "rank": pl.lit(self.rank, pl.Int32),
+            "earlier": pl.lit(self.earlier),
+        }
+
+
+def preferred(documents: pl.DataFrame, keep: Keep, first: Sequence[str] = ()) -> pl.DataFrame:
+    """Sort documents so that of several duplicates the one that is to stay comes first."""
+    by = {"first": [], "longest": [-pl.col("n_bytes")], "best": [-pl.col("score")]}[keep]
+    return documents.sort(*first, ~pl.col("earlier"), *by, "rank", "order", "doc_id", nulls_last=True)
+
 
 def duplicates(
-    tables: Sequence[tuple[str, Path]],
+    tables: Sequence[Table],
     by: Literal["doc_key", "text_key"],
     prefixes: tuple[int, int],
     gone: Sequence[Path] = (),
+    keep: Keep = "first",
 ) -> pl.DataFrame:
     """Documents to drop because an equal one stays.
 
     Args:
-        tables: (domain, table of kept documents), domains in recipe order.
+        tables: the documents.
         by: the key that makes two documents equal.
         prefixes: half-open range of the key's first byte that is looked at.
         gone: tables of documents that were dropped before.
+        keep: which of several stays.
 
     Returns:
         ``DUPLICATE_SCHEMA``, sorted by domain and ``doc_id``; ``kept_key`` is the kept document's ``doc_key``.
     """
-    ranks = {domain: rank for rank, domain in enumerate(dict.fromkeys(domain for domain, _ in tables))}
     first = pl.col(by).bin.slice(0, 1)
     low, high = bytes([prefixes[0]]), bytes([prefixes[1] - 1])
-    columns = ["doc_key", "doc_id", "source", "locator", "order"] + (["text_key"] if by == "text_key" else [])
+    columns = [*COLUMNS, *(["text_key"] if by == "text_key" else [])]
     frames = [
-        pl.scan_parquet(path)
-        .filter((first >= low) & (first <= high))
-        .select(*columns, domain=pl.lit(domain), rank=pl.lit(ranks[domain], pl.Int32))
-        for domain, path in tables
+        pl.scan_parquet(table.kept).filter((first >= low) & (first <= high)).select(*columns, **table.labels())
+        for table in tables
     ]
-    candidates = pl.concat(frames)
-    if gone:
-        dropped = pl.concat([pl.scan_parquet(path).select("domain", "doc_id") for path in gone])
-        candidates = candidates.join(dropped, on=["domain", "doc_id"], how="anti")
-    found = candidates.collect().sort(by, "rank", "order", "doc_id")
-    leader = found[by] != found[by].shift(1)
+    found = preferred(without(pl.concat(frames), gone).collect(), keep, first=("group", by))
+    leader = (found[by] != found[by].shift(1)) | (found["group"] != found["group"].shift(1))
+    kept = {f"kept_{name}": pl.when("leader").then(column).forward_fill() for name, column in KEPT.items()}
     return (
         found.with_columns(leader=leader.fill_null(True))
-        .with_columns(kept_key=pl.when("leader").then("doc_key").forward_fill())
-        .filter(~pl.col("leader"))
+        .with_columns(**kept)
+        .filter(~pl.col("leader") & ~pl.col("earlier"))
         .with_columns(rule=pl.lit("exact"), value=pl.lit("equal text"), threshold=pl.lit(None, pl.String))
         .select(DUPLICATE_SCHEMA.names())
         .sort("domain", "doc_id")
     )
+
+
+KEPT = {"key": "doc_key", "id": "doc_id", "domain": "domain"}
+
+
+def without(documents: pl.LazyFrame, gone: Sequence[Path]) -> pl.LazyFrame:
+    """Documents that were not dropped before."""
+    if not gone:
+        return documents
+    dropped = pl.concat([pl.scan_parquet(path).select("domain", "doc_id") for path in gone])
+    return documents.join(dropped, on=["domain", "doc_id"], how="anti")

@@ -24,6 +24,7 @@ DOCUMENT_SCHEMA = pl.Schema(
         "licence": pl.String,
         "edits": LIST_OF_TEXT,
         "n_bytes": pl.Int64,
+        "score": pl.Float64,
         "metadata": pl.String,
         "order": pl.UInt64,
         "text": pl.String,

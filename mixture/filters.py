@@ -9,7 +9,7 @@ import polars as pl
 from millstream.mixture.datatrove_filter import edited, run_datatrove_filter
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
 from millstream.mixture.native import judge
-from millstream.mixture.recipe import DatatroveFilter, Filter, LengthFilter, SymbolFilter
+from millstream.mixture.recipe import DatatroveFilter, Filter, LengthFilter, ScoreFilter, SymbolFilter
 
 VERSION = "filter/2"
 
@@ -40,8 +40,12 @@ def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.Data
     """Documents that stay, and those dropped with ``rule``, ``value`` and ``threshold``."""
     if isinstance(rule, DatatroveFilter):
         return run_datatrove_filter(documents, rule)
-    if isinstance(rule, LengthFilter | SymbolFilter):
-        verdicts = documents.select(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
+    if isinstance(rule, LengthFilter):
+        verdicts = documents.select(_length(rule))
+    elif isinstance(rule, SymbolFilter):
+        verdicts = documents.select(_symbols(rule))
+    elif isinstance(rule, ScoreFilter):
+        verdicts = documents.select(_score(rule))
     else:
         verdicts = judge(documents, rule)
     judged = pl.concat([documents, verdicts], how="horizontal")
@@ -78,6 +82,19 @@ def _symbols(rule: SymbolFilter) -> list[pl.Expr]:
     # Compared as integers: a ratio in floating point may fall on either side of its threshold.
     over = symbols * most.denominator > chars * most.numerator
     return _verdict("symbols", over, pl.format("{}/{}", symbols, chars), pl.lit(f"max_ratio {rule.max_ratio}"))
+
+
+def _score(rule: ScoreFilter) -> list[pl.Expr]:
+    score = pl.col("score")
+    low = (score < float(rule.min)) if rule.min is not None else pl.lit(False)
+    high = (score > float(rule.max)) if rule.max is not None else pl.lit(False)
+    threshold = pl.when(high).then(pl.lit(f"max {rule.max}")).otherwise(pl.lit(f"min {rule.min}"))
+    return _verdict(
+        "score",
+        (low | high).fill_null(True),
+        score.cast(pl.String).fill_null("no score"),
+        threshold.fill_null("a score"),
+    )
 
 
 def _verdict(rule: str, drop: pl.Expr, value: pl.Expr, threshold: pl.Expr) -> list[pl.Expr]:

@@ -396,3 +396,76 @@ def band_keys(signatures: NDArray[np.uint64], bands: int, rows: int) -> NDArray[
                 key = _mix(key ^ signatures[t, band * rows + row]) + _M1
             keys[t, band] = key
     return keys
+
+
+@njit(cache=True)
+def components(one: NDArray[np.int64], other: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    """Smallest member of the component of each of ``size`` nodes, joined by edges ``one[i]`` - ``other[i]``."""
+    parent = np.arange(size)
+    for edge in range(len(one)):
+        a, b = one[edge], other[edge]
+        while parent[a] != a:
+            parent[a] = parent[parent[a]]
+            a = parent[a]
+        while parent[b] != b:
+            parent[b] = parent[parent[b]]
+            b = parent[b]
+        parent[max(a, b)] = min(a, b)
+    for node in range(size):
+        # Parents come before their children, so theirs is final.
+        parent[node] = parent[parent[node]]
+    return parent
+
+
+@njit(cache=True)
+def sentence_starts(
+    codes: NDArray[np.uint32],
+    classes: NDArray[np.uint8],
+    starts: NDArray[np.int64],
+    ends: NDArray[np.int64],
+    bounds: NDArray[np.int64],
+    closing: NDArray[np.bool_],
+    punctuation: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """First words of sentences, by the rule of spaCy's sentencizer.
+
+    A sentence ends with a word that closes one and the punctuation after it; white space other than one space is
+    a word to spaCy, and ends that punctuation.
+
+    Args:
+        codes: characters of all texts, and the other fields of ``words.Words``.
+        classes: their classes.
+        starts: where words begin.
+        ends: where they end.
+        bounds: (texts + 1,) words of each text.
+        closing: classes of characters that close a sentence where they stand alone.
+        punctuation: classes of punctuation.
+
+    Returns:
+        Numbers of the first words, and (texts + 1,) sentences of each text.
+    """
+    first, texts = np.empty(len(starts), np.int64), np.zeros(len(bounds), np.int64)
+    count = 0
+    for text in range(len(bounds) - 1):
+        closed = False
+        for word in range(bounds[text], bounds[text + 1]):
+            low, high = starts[word], ends[word]
+            begins = word == bounds[text]
+            if not begins:
+                gap = low - ends[word - 1]
+                spaced = gap > 1 or (gap == 1 and codes[low - 1] != 32)
+                if closed and spaced:
+                    begins, closed = True, False
+            closes = high - low == 1 and closing[classes[low]]
+            if closed and not closes:
+                marks = True
+                for at in range(low, high):
+                    marks = marks and punctuation[classes[at]]
+                if not marks:
+                    begins, closed = True, False
+            closed = closed or closes
+            if begins:
+                first[count] = word
+                count += 1
+        texts[text + 1] = count
+    return first[:count].copy(), texts

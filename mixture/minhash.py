@@ -15,16 +15,16 @@ import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from millstream.mixture.dedup import DUPLICATE_SCHEMA
-from millstream.mixture.kernels import band_keys, minhash, shingles
-from millstream.mixture.recipe import NearDedup
+from millstream.mixture.dedup import COLUMNS, DUPLICATE_SCHEMA, Table, preferred, without
+from millstream.mixture.documents import DOCUMENT_SCHEMA
+from millstream.mixture.kernels import band_keys, components, minhash, shingles
+from millstream.mixture.recipe import Keep, NearDedup
 from millstream.mixture.words import split_words
 
 MERSENNE = (1 << 61) - 1
 BATCH = 4096
 """Documents whose words are held at once."""
 
-COLUMNS = ("doc_key", "doc_id", "source", "locator", "order")
 Bag = tuple[NDArray[np.uint64], NDArray[np.int64]]
 """Distinct shingles, sorted, and how often each occurs."""
 EMPTY = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -52,70 +52,118 @@ def band_table(kept: Path, near: NearDedup) -> pl.DataFrame:
             pl.Series(f"band{n}", keys[:, n], dtype=pl.UInt64) for n in range(near.bands)
         )
         parts.append(described.filter(pl.Series(found[:, 0] != EMPTY)))
-    schema = {name: DUPLICATE_SCHEMA[name] for name in COLUMNS}
+    schema = {name: DOCUMENT_SCHEMA[name] for name in COLUMNS}
     empty = pl.DataFrame(schema=schema | {f"band{n}": pl.UInt64 for n in range(near.bands)})
     return pl.concat([empty, *parts])
 
 
-def near_duplicates(tables: Sequence[tuple[str, Path, Path]], near: NearDedup, gone: Sequence[Path]) -> pl.DataFrame:
+def collisions(tables: Sequence[Table], near: NearDedup, prefixes: tuple[int, int]) -> pl.DataFrame:
+    """Pairs of documents that share a band.
+
+    Args:
+        tables: the documents and their bands.
+        near: the recipe's settings.
+        prefixes: half-open range of a band key's first byte that is looked at.
+
+    Returns:
+        UInt64 columns ``one`` (the first document with a key) and ``other``; a document's number is that of its table
+        times 2^32 plus its row.
+    """
+    low, high = (pl.lit(bound << 56, pl.UInt64) for bound in (prefixes[0], prefixes[1] - 1))
+    last = high + pl.lit((1 << 56) - 1, pl.UInt64)
+    pairs = [pl.DataFrame(schema={"one": pl.UInt64, "other": pl.UInt64})]
+    for band in range(near.bands):
+        frames = [
+            pl.scan_parquet(table.bands or "")
+            .select(key=f"band{band}", other=pl.int_range(pl.len(), dtype=pl.UInt64) + pl.lit(number << 32, pl.UInt64))
+            .filter(pl.col("key").is_between(low, last))
+            .with_columns(group=pl.lit(table.group))
+            for number, table in enumerate(tables)
+        ]
+        members = pl.concat(frames).collect()
+        one = pl.col("other").min().over("group", "key")
+        pairs.append(members.select(one.alias("one"), "other").filter(pl.col("one") != pl.col("other")))
+    return pl.concat(pairs).unique(maintain_order=False).sort("one", "other")
+
+
+def clusters(pairs: Sequence[Path]) -> pl.DataFrame:
+    """Documents that hang together by pairs: UInt64 ``document`` and ``cluster``, its smallest document; sorted."""
+    edges = pl.concat([pl.read_parquet(path) for path in pairs])
+    documents = pl.concat([edges["one"].rename("document"), edges["other"].rename("document")]).unique().sort()
+    numbers = documents.to_numpy()
+    root = components(
+        np.searchsorted(numbers, edges["one"].to_numpy()),
+        np.searchsorted(numbers, edges["other"].to_numpy()),
+        len(numbers),
+    )
+    return pl.DataFrame({"document": documents, "cluster": numbers[root]})
+
+
+def near_duplicates(
+    tables: Sequence[Table], members: pl.DataFrame, near: NearDedup, gone: Sequence[Path], keep: Keep = "first"
+) -> pl.DataFrame:
     """Documents to drop because a near duplicate of them stays.
 
     Args:
-        tables: (domain, band table, table of kept documents), domains in recipe order.
+        tables: the documents and their bands.
+        members: whole clusters of documents, as from ``clusters``.
         near: the recipe's settings.
         gone: tables of documents that were dropped before.
+        keep: which of several stays.
 
     Returns:
         ``DUPLICATE_SCHEMA``, sorted by domain and ``doc_id``.
     """
-    candidates = _colliding(tables, near, gone)
+    candidates = _candidates(tables, members, gone, keep)
     bags = _shingle_bags(candidates, tables, near)
     bands = candidates.select(pl.col("^band.*$")).to_numpy()
-    keys = candidates["doc_key"].to_list()
-    least = Fraction(near.min_jaccard)
-    stays: dict[tuple[int, int], list[int]] = {}
-    rows: list[tuple[int, bytes, str]] = []
+    groups, earlier = candidates["group"].to_list(), candidates["earlier"].to_list()
+    stays: dict[tuple[int, int, str], list[int]] = {}
+    rows: list[tuple[int, int, str, str]] = []
     for number in range(len(candidates)):
-        places = [(band, int(key)) for band, key in enumerate(bands[number])]
+        places = [(band, int(key), groups[number]) for band, key in enumerate(bands[number])]
         rivals = sorted({rival for place in places for rival in stays.get(place, ())})
-        twin = next((r for r in rivals if _jaccard(bags[r], bags[number]) >= least), None)
+        alike = ((rival, _alike(bags[rival], bags[number], near)) for rival in rivals if not earlier[number])
+        twin = next(((rival, *found) for rival, found in alike if found is not None), None)
         if twin is None:
             for place in places:
                 stays.setdefault(place, []).append(number)
         else:
-            similar = _jaccard(bags[twin], bags[number])
-            rows.append((number, keys[twin], f"{similar.numerator}/{similar.denominator}"))
-    found = candidates[[number for number, _, _ in rows]].with_columns(
-        kept_key=pl.Series([key for _, key, _ in rows], dtype=pl.Binary),
+            rows.append((number, *twin))
+    kept = candidates[[twin for _, twin, _, _ in rows]]
+    found = candidates[[number for number, _, _, _ in rows]].with_columns(
+        kept["doc_key"].alias("kept_key"),
+        kept["doc_id"].alias("kept_id"),
+        kept["domain"].alias("kept_domain"),
         rule=pl.lit("near"),
-        value=pl.Series([value for _, _, value in rows], dtype=pl.String),
-        threshold=pl.lit(f"min_jaccard {near.min_jaccard}"),
+        value=pl.Series([value for _, _, value, _ in rows], dtype=pl.String),
+        threshold=pl.Series([threshold for _, _, _, threshold in rows], dtype=pl.String),
     )
     return found.select(DUPLICATE_SCHEMA.names()).sort("domain", "doc_id")
 
 
-def _colliding(tables: Sequence[tuple[str, Path, Path]], near: NearDedup, gone: Sequence[Path]) -> pl.DataFrame:
-    """Documents that share a band with another, in the order in which they are preferred."""
-    ranks = {domain: rank for rank, domain in enumerate(dict.fromkeys(domain for domain, _, _ in tables))}
-    frames = [
-        pl.scan_parquet(bands).with_columns(domain=pl.lit(domain), rank=pl.lit(ranks[domain], pl.Int32))
-        for domain, bands, _ in tables
-    ]
-    documents = pl.concat(frames)
-    if gone:
-        dropped = pl.concat([pl.scan_parquet(path).select("domain", "doc_id") for path in gone])
-        documents = documents.join(dropped, on=["domain", "doc_id"], how="anti")
-    shared = pl.any_horizontal(pl.len().over(f"band{n}") > 1 for n in range(near.bands))
-    return documents.filter(shared).collect().sort("rank", "order", "doc_id")
+def _candidates(tables: Sequence[Table], members: pl.DataFrame, gone: Sequence[Path], keep: Keep) -> pl.DataFrame:
+    """What is known of the members of clusters, in the order in which they are preferred."""
+    wanted = members.select(table=pl.col("document") // (1 << 32), row=pl.col("document") % (1 << 32))
+    frames = []
+    for number, table in enumerate(tables):
+        rows = wanted.filter(pl.col("table") == number).select("row").lazy()
+        described = pl.scan_parquet(table.bands or "").with_columns(row=pl.int_range(pl.len(), dtype=pl.UInt64))
+        frames.append(
+            described.join(rows, on="row", how="semi")
+            .drop("row")
+            .with_columns(**table.labels(), table=pl.lit(number, pl.Int32))
+        )
+    return preferred(without(pl.concat(frames), gone).collect(), keep)
 
 
-def _shingle_bags(candidates: pl.DataFrame, tables: Sequence[tuple[str, Path, Path]], near: NearDedup) -> list[Bag]:
+def _shingle_bags(candidates: pl.DataFrame, tables: Sequence[Table], near: NearDedup) -> list[Bag]:
     """The shingles of each candidate, from its text."""
-    wanted = candidates.select("domain", "doc_id", number=pl.int_range(pl.len()))
+    wanted = candidates.select("table", "doc_id", number=pl.int_range(pl.len()))
     bags: list[Bag] = [(np.empty(0, np.uint64), np.empty(0, np.int64))] * len(candidates)
-    for domain, _, kept in tables:
-        own = wanted.filter(pl.col("domain") == domain).lazy()
-        texts = pl.scan_parquet(kept).select("doc_id", "text").join(own, on="doc_id", how="inner").collect()
+    for table, described in enumerate(tables):
+        own = wanted.filter(pl.col("table") == table).select("doc_id", "number").lazy()
+        texts = pl.scan_parquet(described.kept).select("doc_id", "text").join(own, on="doc_id", how="inner").collect()
         numbers = iter(texts["number"].to_list())
         for words in split_words(_simplified(texts["text"])):
             for first, last in itertools.pairwise(words.bounds.tolist()):
@@ -124,10 +172,18 @@ def _shingle_bags(candidates: pl.DataFrame, tables: Sequence[tuple[str, Path, Pa
     return bags
 
 
-def _jaccard(one: Bag, other: Bag) -> Fraction:
+def _alike(one: Bag, other: Bag, near: NearDedup) -> tuple[str, str] | None:
+    """How alike a document (``other``) is to one that stays, and the threshold that it reaches, if any."""
     _, at_one, at_other = np.intersect1d(one[0], other[0], assume_unique=True, return_indices=True)
     common = int(np.minimum(one[1][at_one], other[1][at_other]).sum())
-    return Fraction(common, int(one[1].sum() + other[1].sum()) - common)
+    size, own = int(one[1].sum()), int(other[1].sum())
+    jaccard = Fraction(common, size + own - common)
+    if jaccard >= Fraction(near.min_jaccard):
+        return f"{jaccard.numerator}/{jaccard.denominator}", f"min_jaccard {near.min_jaccard}"
+    held = Fraction(common, own)
+    if near.min_containment is not None and held >= Fraction(near.min_containment):
+        return f"{held.numerator}/{held.denominator}", f"min_containment {near.min_containment}"
+    return None
 
 
 def _simplified(texts: pl.Series) -> pl.Series:

@@ -31,7 +31,7 @@ from millstream.mixture.recipe import Source
 from millstream.mixture.records import Accepted, Rejected, from_json, from_value, reject
 from millstream.mixture.sources import SourceFile, read_file
 
-VERSION = "read/1"
+VERSION = "read/2"
 BATCH_BYTES = 32 << 20
 ROWS = 1024
 
@@ -169,6 +169,7 @@ def _batch(source: Source, path: str, domain: str, seed: int, kept: list[Accepte
             "licence": [r.licence for r in kept],
             "edits": [[] for _ in kept],
             "n_bytes": [len(r.text.encode()) for r in kept],
+            "score": [None] * len(kept),
             "metadata": [r.metadata for r in kept],
             "order": [order_hash(seed, i) for i in ids],
             "text": [r.text for r in kept],

@@ -89,6 +89,14 @@ class SymbolFilter(Section):
     max_ratio: Exact = Decimal("0.5")
 
 
+class ScoreFilter(Section):
+    """Drop documents by the score of their domain's scorer; those without one are dropped too."""
+
+    rule: Literal["score"]
+    min: Exact | None = None
+    max: Exact | None = None
+
+
 class DatatroveFilter(Section):
     """Any datatrove filter by its class path, with its own parameters."""
 
@@ -167,20 +175,53 @@ class C4Quality(Section):
 WordRule = GopherQuality | GopherRepetition | FinewebQuality
 
 Filter = Annotated[
-    LengthFilter | SymbolFilter | GopherQuality | GopherRepetition | FinewebQuality | C4Quality | DatatroveFilter,
+    LengthFilter
+    | SymbolFilter
+    | ScoreFilter
+    | GopherQuality
+    | GopherRepetition
+    | FinewebQuality
+    | C4Quality
+    | DatatroveFilter,
     Field(discriminator="rule"),
 ]
 
 
+class Scorer(Section):
+    """Gives each document a number, such as its quality."""
+
+    name: Name
+    field: str | None = None
+    """Field of the record, or column, that holds the number."""
+    function: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
+    """``module:function`` from a list of texts to as many numbers; the module lies beside the recipe or is installed.
+    Runs code: a build wants ``--allow-code``."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if (self.field is None) == (self.function is None):
+            raise ValueError("needs either 'field' or 'function'")
+        return self
+
+
 class Domain(Section):
-    """Documents that are mixed with one weight."""
+    """Documents that are mixed with one weight; or several such domains, where ``split`` cuts it by score."""
 
     name: Name
     sources: tuple[Name, ...] = Field(min_length=1)
     filters: tuple[Filter, ...] = ()
     """Applied after the corpus-wide filters."""
+    score: Name | None = None
+    """Scorer whose number every document gets."""
+    split: tuple[Exact, ...] = ()
+    """Rising borders of the score: ``[0.3, 0.6]`` makes the domains ``NAME-q0`` (below 0.3, or without a score),
+    ``NAME-q1`` (from 0.3) and ``NAME-q2`` (from 0.6)."""
     holdout: Exact = Decimal(0)
     """Share of the documents kept out of every plan, chosen by keyed hash of ``doc_key``."""
+
+
+Keep = Literal["first", "longest", "best"]
+"""Which of several duplicates stays."""
 
 
 class NearDedup(Section):
@@ -194,16 +235,39 @@ class NearDedup(Section):
     seed: int = Field(1, ge=0, lt=2**32)
     min_jaccard: Exact = Decimal("0.7")
     """Similarity of shingles, each as often as it occurs, from which a document is dropped for one that stays."""
+    min_containment: Exact | None = None
+    """Share of a document's own shingles in one that stays from which it is dropped too; for excerpts, as far as bands
+    find them."""
     max_removed: Exact = Decimal("0.5")
     """Share of a source's documents that near duplicates may remove; more stops the build."""
 
 
-class Dedup(Section):
-    """Which duplicates are dropped, over all domains of the recipe."""
+class SentenceDedup(Section):
+    """Sentences that stand elsewhere already are cut out of the text (C4's rule, over the whole recipe)."""
 
+    sentences: int = Field(3, ge=1, le=64)
+    """Sentences in a row that are looked for together."""
+    min_words: int = Field(0, ge=0)
+    """Words that a span must have to be cut."""
+    min_doc_words: int = Field(50, ge=0)
+    """Documents with fewer words left are dropped."""
+
+
+class Dedup(Section):
+    """Which duplicates are dropped."""
+
+    scope: Literal["recipe", "domain"] = "recipe"
+    """Documents are compared over all domains, or each domain for itself."""
+    keep: Keep = "first"
+    """Which of several stays: ``first`` by order of domains, the ``longest``, or the ``best`` by score; then the first
+    by order of domains, then the lowest in the keyed order."""
     exact: bool = True
     """By ``doc_key``, then by ``text_key``."""
     near: NearDedup | None = None
+    sentences: SentenceDedup | None = None
+    against: tuple[str, ...] = ()
+    """Folders of corpora built before, relative to the recipe's folder; their documents stay, what equals or nearly
+    equals them is dropped here."""
 
 
 class EvaluationFile(Section):
@@ -257,6 +321,7 @@ class Corpus(Section):
     seed: int = Field(0, ge=0)
     sources: tuple[Source, ...] = Field(min_length=1)
     domains: tuple[Domain, ...] = Field(min_length=1)
+    scorers: tuple[Scorer, ...] = ()
     filters: tuple[Filter, ...] = ()
     decontaminate: Decontaminate | None = None
     """After the filters, before deduplication."""
@@ -268,12 +333,19 @@ class Corpus(Section):
     @model_validator(mode="after")
     def _names(self) -> Self:
         sources = _unique("sources", [s.name for s in self.sources])
-        domains = _unique("domains", [d.name for d in self.domains])
+        domains = _unique("domains", [d.name for d in self.split_domains])
+        scorers = _unique("scorers", [s.name for s in self.scorers])
         for domain in self.domains:
             _unique(f"domain '{domain.name}': sources", list(domain.sources))
             for source in domain.sources:
                 if source not in sources:
                     raise ValueError(f"domain '{domain.name}' names the source '{source}', which is not defined")
+            if domain.score is not None and domain.score not in scorers:
+                raise ValueError(f"domain '{domain.name}' names the scorer '{domain.score}', which is not defined")
+            if domain.split and domain.score is None:
+                raise ValueError(f"domain '{domain.name}': 'split' needs a 'score'")
+            if list(domain.split) != sorted(set(domain.split)):
+                raise ValueError(f"domain '{domain.name}': the borders of 'split' must rise")
             if not 0 <= domain.holdout < 1:
                 raise ValueError(f"domain '{domain.name}': holdout must be at least 0 and below 1")
         if isinstance(self.tokenizer, TrainedTokenizer):
@@ -281,6 +353,11 @@ class Corpus(Section):
                 if name not in domains:
                     raise ValueError(f"tokenizer names the domain '{name}', which is not defined")
         return self
+
+    @property
+    def split_domains(self) -> tuple[Domain, ...]:
+        """The domains that there will be: those that are split by score, in their parts, lowest first."""
+        return tuple(part for domain in self.domains for part in parts_of(domain))
 
 
 class BatchChange(Section):
@@ -486,7 +563,7 @@ class Recipe(Section):
     def _mixture_domains(self) -> Self:
         if self.mixture is None:
             return self
-        known = {d.name for d in self.corpus.domains}
+        known = {d.name for d in self.corpus.split_domains}
         named = {n for p in self.mixture.phases for n in p.weights} | set(self.mixture.limits)
         if unknown := sorted(named - known):
             raise ValueError(f"mixture names the domain '{unknown[0]}', which the corpus does not define")
@@ -499,6 +576,13 @@ class Recipe(Section):
     def canonical(self) -> dict[str, Any]:
         """The recipe as plain JSON values, every default filled in, decimals as strings."""
         return self.model_dump(mode="json", exclude_none=True)
+
+
+def parts_of(domain: Domain) -> list[Domain]:
+    """The domain itself, or the parts that its score cuts it into, lowest first."""
+    if not domain.split:
+        return [domain]
+    return [domain.model_copy(update={"name": f"{domain.name}-q{n}"}) for n in range(len(domain.split) + 1)]
 
 
 def _unique(what: str, names: list[str]) -> set[str]:

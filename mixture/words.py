@@ -5,6 +5,7 @@ characters at once (``splitting``): the same words, many times faster, with no m
 What may be a web address is asked of spaCy's own expression.
 """
 
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -42,8 +43,8 @@ class Words:
     """Words of several texts.
 
     ``codes`` uint32 and ``classes`` uint8 (characters,) hold the texts end to end; word ``i`` is ``codes[starts[i] :
-    ends[i]]``; text ``t`` has the words ``bounds[t]`` to ``bounds[t + 1]``. ``plain`` and ``alpha``, bool (classes,):
-    characters that are no punctuation, letters.
+    ends[i]]``; text ``t`` begins at ``offsets[t]`` and has the words ``bounds[t]`` to ``bounds[t + 1]``.
+    ``plain`` and ``alpha``, bool (classes,): characters that are no punctuation, letters.
     """
 
     codes: NDArray[np.uint32]
@@ -51,6 +52,7 @@ class Words:
     starts: NDArray[np.int64]
     ends: NDArray[np.int64]
     bounds: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     plain: NDArray[np.bool_]
     alpha: NDArray[np.bool_]
 
@@ -101,6 +103,7 @@ def _split(texts: list[str], sizes: NDArray[np.int64], splitter: Splitter) -> Wo
         starts,
         ends,
         np.searchsorted(starts, borders).astype(np.int64),
+        borders,
         member[rules.sets["plain"]],
         member[rules.sets["alpha"]],
     )
@@ -155,6 +158,7 @@ def spacy_rules() -> Rules:
     """
     import spacy
     from datatrove.utils.text import PUNCTUATION_SET
+    from spacy.pipeline import Sentencizer
     from spacy.tokenizer import Tokenizer
 
     language = spacy.blank("en")
@@ -175,6 +179,8 @@ def spacy_rules() -> Rules:
             "alpha": np.array([c.isalpha() for c in every]),
             "letters": np.array([c.isalnum() or c == "_" for c in every]),
             "plain": plain,
+            "punctuation": np.array([unicodedata.category(c).startswith("P") for c in every]),
+            "closing": np.isin(np.array(every), Sentencizer.default_punct_chars),
         },
     )
     affixes_only = Tokenizer(

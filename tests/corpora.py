@@ -95,8 +95,8 @@ def documents(root: Path, domain: str) -> pl.DataFrame:
 
 def texts(root: Path, domain: str) -> dict[str, str]:
     """Text of every training document of a domain by ``doc_id``, decoded from its tokens."""
-    from millstream.audit.text import decoder
     from millstream.stream.shards import open_domain
+    from millstream.tokenize.decode import decoder
     from millstream.tokenize.manifest import read_manifest
 
     manifest = read_manifest(root)

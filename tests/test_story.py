@@ -23,9 +23,9 @@ from millstream.audit.lookup import Question, find
 from millstream.audit.mixture import audit_mixture
 from millstream.audit.runs import Run, open_run
 from millstream.audit.step import audit_step
-from millstream.audit.text import decoder
 from millstream.stream.documents import Documents
 from millstream.stream.reader import open_stream
+from millstream.tokenize.decode import decoder
 from millstream.train.checkpoint import read_index
 
 STEPS = 24

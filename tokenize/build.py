@@ -1,6 +1,6 @@
 """The build: recipe in, sealed corpus out. Composes the stages; each unit of work is cached by its inputs.
 
-read+filter -> exact dedup -> tokenizer -> encode (held-out marked) -> shards -> exclusions -> manifest
+read and filter -> deduplication -> tokenizer -> encode (held-out marked) -> shards -> exclusions -> manifest
 """
 
 import fcntl
@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from millstream.canonical import digest
-from millstream.errors import SetupError, UsageError
+from millstream.errors import RecipeError, SetupError, UsageError
 from millstream.files import sha256_file
 from millstream.mixture.contamination import build_index
 from millstream.mixture.datatrove_filter import check_filter
 from millstream.mixture.native import require_packages
-from millstream.mixture.recipe import Corpus, DatatroveFilter, LengthFilter, Recipe, SymbolFilter
-from millstream.mixture.sources import list_files
-from millstream.tokenize.curate import check_not_empty, evaluation_sets, read_units
-from millstream.tokenize.duplicates import Key, band_units, check_removed, dedup_units, has_edits, near_unit
+from millstream.mixture.recipe import Corpus, DatatroveFilter, LengthFilter, Recipe, ScoreFilter, SymbolFilter
+from millstream.mixture.scores import scorer_digest
+from millstream.tokenize.curate import Inputs, check_not_empty, find_inputs, read_units
+from millstream.tokenize.deduplicate import deduplicate
 from millstream.tokenize.encode import encode_units
 from millstream.tokenize.lock import LOCK, ready_tokenizer
 from millstream.tokenize.manifest import MANIFEST, Manifest
@@ -51,7 +51,14 @@ class Planned:
 
 
 def build_corpus(
-    recipe: Recipe, base: Path, root: Path, *, tasks: int, progress: Progress, retrain_tokenizer: bool = False
+    recipe: Recipe,
+    base: Path,
+    root: Path,
+    *,
+    tasks: int,
+    progress: Progress,
+    retrain_tokenizer: bool = False,
+    allow_code: bool = False,
 ) -> BuildResult:
     """Build a recipe's corpus, or finish or update the one that is there.
 
@@ -62,13 +69,15 @@ def build_corpus(
         tasks: processes at once; the result does not depend on it.
         progress: told about each stage's finished units.
         retrain_tokenizer: train the recipe's tokenizer anew, though one is locked.
+        allow_code: let the recipe's scorers run functions of their own.
 
     Raises:
         MillstreamError: bad input, a full disk, a missing package; the corpus is as before or unfinished,
             never half new and sealed.
     """
     corpus = recipe.corpus
-    warnings = check_before(corpus, base, root)
+    inputs = find_inputs(corpus, base)
+    warnings = check_before(corpus, inputs, base, root, allow_code=allow_code)
     with _only_builder(root):
         work = root / ".work"
         clean(work)
@@ -76,27 +85,17 @@ def build_corpus(
         def run(stage: str, units: Sequence[Unit]) -> int:
             return run_units(stage, units, tasks=tasks, work_root=work, progress=progress)
 
-        reads = read_units(corpus, base, work)
-        done = run("read", [read.unit for read in reads])
-        gone: list[Path] = []
-        passes: tuple[Key, ...] = ("doc_key", "text_key") if has_edits(reads) else ("doc_key",)
-        for by in passes:
-            ranges = dedup_units(corpus, reads, work, by, gone)
-            done += run("dedup", ranges)
-            gone += [unit.folder / "dropped.parquet" for unit in ranges]
-        if corpus.dedup.near is not None:
-            bands = band_units(corpus.dedup.near, reads, work)
-            done += run("bands", bands)
-            near = near_unit(corpus, corpus.dedup.near, reads, bands, gone, work)
-            done += run("near", [near])
-            gone.append(near.folder / "dropped.parquet")
-            check_removed(corpus.dedup.near, reads, gone[-1])
+        reads = read_units(corpus, inputs, base, work)
+        done = run("read", list({read.unit.folder: read.unit for read in reads}.values()))
+        documents = deduplicate(corpus, base, work, reads, run)
+        reads, gone = documents.reads, documents.gone
+        done += documents.done
         check_not_empty(corpus, reads)
         tokenizer = ready_tokenizer(corpus, base, root, reads, gone, retrain=retrain_tokenizer, run=run)
         encoder = encoder_of(corpus.tokenizer, tokenizer)
         # The file and how this library encodes with it: either may change the ids.
         identity = digest([sha256_file(tokenizer), encoder.probe(), encoder.eos, encoder.bos])
-        encoded = [encode_units(corpus, d, reads, gone, tokenizer, identity, work) for d in corpus.domains]
+        encoded = [encode_units(corpus, d, reads, gone, tokenizer, identity, work) for d in corpus.split_domains]
         done += run("encode", [unit for each in encoded for unit in each.units])
         placed = {each.domain: place_shards(each, encoder.dtype.itemsize, corpus) for each in encoded}
         units = {each.domain: shard_units(root, each, placed[each.domain], corpus.chunk_bytes) for each in encoded}
@@ -107,14 +106,15 @@ def build_corpus(
         done += run("shards", written)
         if done == 0 and (current := sealed(root, recipe, [read_mark(unit.folder) for unit in written])):
             return BuildResult(manifest=current, did_work=False, warnings=tuple(warnings))
-        manifest = seal(recipe, base, root, encoder, tokenizer, reads, gone, units)
+        manifest = seal(recipe, inputs, root, encoder, tokenizer, documents, units)
         return BuildResult(manifest=manifest, did_work=True, warnings=tuple(warnings))
 
 
-def explain_build(recipe: Recipe, base: Path, root: Path) -> list[Planned]:
+def explain_build(recipe: Recipe, base: Path, root: Path, *, allow_code: bool = False) -> list[Planned]:
     """What a build would do, as far as it can be told before reading."""
-    check_before(recipe.corpus, base, root)
-    reads = read_units(recipe.corpus, base, root / ".work")
+    inputs = find_inputs(recipe.corpus, base)
+    check_before(recipe.corpus, inputs, base, root, allow_code=allow_code)
+    reads = read_units(recipe.corpus, inputs, base, root / ".work")
     planned = [
         Planned(stage="read", what=read.unit.label, state="done" if read.unit.done else "to do") for read in reads
     ]
@@ -129,7 +129,7 @@ def explain_build(recipe: Recipe, base: Path, root: Path) -> list[Planned]:
     ]
 
 
-def check_before(corpus: Corpus, base: Path, root: Path) -> list[str]:
+def check_before(corpus: Corpus, inputs: Inputs, base: Path, root: Path, *, allow_code: bool) -> list[str]:
     """Look at filters, files, disk and licences before any work.
 
     Returns:
@@ -138,14 +138,20 @@ def check_before(corpus: Corpus, base: Path, root: Path) -> list[str]:
     Raises:
         MillstreamError: a filter cannot be made, a source has no files, or the disk is too small.
     """
-    if corpus.dedup.near is not None:
+    if corpus.dedup.near is not None or corpus.dedup.sentences is not None:
         require_packages()
+    for scorer in corpus.scorers:
+        if scorer.function is not None and not allow_code:
+            raise RecipeError(
+                f"scorer '{scorer.name}' runs the function {scorer.function}; if you trust it, build with --allow-code"
+            )
+        scorer_digest(scorer, base)
     for rule in [*corpus.filters, *(rule for domain in corpus.domains for rule in domain.filters)]:
         if isinstance(rule, DatatroveFilter):
             check_filter(rule)
-        elif not isinstance(rule, LengthFilter | SymbolFilter):
+        elif not isinstance(rule, LengthFilter | SymbolFilter | ScoreFilter):
             require_packages()
-    size = sum(file.size for source in corpus.sources for file in list_files(source, base))
+    size = sum(file.size for files in inputs.files.values() for file in files)
     try:
         root.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(root).free
@@ -161,9 +167,8 @@ def check_before(corpus: Corpus, base: Path, root: Path) -> list[str]:
         for s in corpus.sources
         if s.licence is None
     ]
-    evaluation = evaluation_sets(corpus, base)
     if corpus.decontaminate is not None:
-        short = build_index(corpus.decontaminate.n_grams, evaluation).short
+        short = build_index(corpus.decontaminate.n_grams, inputs.evaluation).short
         n = corpus.decontaminate.n_grams
         warnings += [
             f"evaluation set '{name}': {count} texts have fewer than {n} words and cannot be found"

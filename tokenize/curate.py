@@ -1,8 +1,9 @@
 """The build's first half, as units of work: reading, filtering, decontamination.
 
-read    (domain, group of files) -> kept.parquet, excluded.parquet, counts.json
+read    (domain, group of files) -> kept.parquet, excluded.parquet; one of each a part of a domain split by score
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import unicodedata
@@ -19,7 +20,7 @@ import pyarrow.parquet as pq
 from millstream.canonical import digest
 from millstream.errors import InputError
 from millstream.files import sha256_file
-from millstream.mixture import contamination, filters, reading
+from millstream.mixture import contamination, filters, reading, scores
 from millstream.mixture.contamination import EvaluationSet, find_contaminated
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
 from millstream.mixture.recipe import (
@@ -28,8 +29,11 @@ from millstream.mixture.recipe import (
     Domain,
     Filter,
     LengthFilter,
+    ScoreFilter,
+    Scorer,
     Source,
     SymbolFilter,
+    parts_of,
 )
 from millstream.mixture.sources import SourceFile, list_files, read_file
 from millstream.tokenize.work import Unit
@@ -40,91 +44,151 @@ GROUP_BYTES = 32 << 20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReadUnit:
-    """A unit of reading, and the domain that it feeds."""
+    """A unit of reading, and a domain that it feeds; ``part`` counts the parts of a domain that is split by score."""
 
     domain: str
     key: str
     unit: Unit
+    part: int = 0
 
     @property
     def kept(self) -> Path:
-        """Its table of kept documents."""
-        return self.unit.folder / "kept.parquet"
+        """Its table of the domain's kept documents."""
+        return self.unit.folder / _table_name("kept", self.part)
 
     @property
     def excluded(self) -> Path:
-        """Its table of dropped records."""
-        return self.unit.folder / "excluded.parquet"
+        """Its table of the domain's dropped records."""
+        return self.unit.folder / _table_name("excluded", self.part)
 
 
-def read_units(corpus: Corpus, base: Path, work: Path) -> list[ReadUnit]:
-    """Units of the reading stage, in recipe order.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Inputs:
+    """What a recipe points at: the files of each source, by its name, and the evaluation sets."""
+
+    files: dict[str, list[SourceFile]]
+    evaluation: tuple[EvaluationSet, ...]
+
+
+def find_inputs(corpus: Corpus, base: Path) -> Inputs:
+    """Look for everything that the recipe points at.
+
+    Raises:
+        RecipeError: a source has no file.
+        SetupError: a package is missing.
+        InputError: a root cannot be read, or an evaluation set is missing.
+    """
+    return Inputs(
+        files={source.name: list_files(source, base) for source in corpus.sources},
+        evaluation=evaluation_sets(corpus, base),
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Reading:
+    """How a group of a source's files is read, filtered, and told apart by score into ``parts``."""
+
+    source: Source
+    files: tuple[SourceFile, ...]
+    domain: Domain
+    scorer: Scorer | None
+    base: Path
+    rules: tuple[Filter, ...]
+    decontaminate: Decontaminate | None
+    evaluation: tuple[EvaluationSet, ...]
+    seed: int
+
+    @property
+    def parts(self) -> list[str]:
+        """Names of the domains that are fed."""
+        return [part.name for part in parts_of(self.domain)]
+
+
+def read_units(corpus: Corpus, inputs: Inputs, base: Path, work: Path) -> list[ReadUnit]:
+    """Units of the reading stage, in recipe order; parts of a domain that is split by score share theirs.
 
     A unit's key covers the files' contents, how they are read, the filters and the libraries that decide.
     """
     known = Fingerprints(work / "files.json")
-    evaluation = evaluation_sets(corpus, base)
     sources = {source.name: source for source in corpus.sources}
     units = []
     for domain in corpus.domains:
-        rules = (*corpus.filters, *domain.filters)
         for name in domain.sources:
-            source = sources[name]
-            for files in _groups(list_files(source, base)):
+            for files in _groups(inputs.files[name]):
                 contents = [(f.path, known.sha256(f)) for f in files]
-                key = _read_key(corpus, domain, source, rules, contents, evaluation)
-                run = partial(
-                    read_group,
-                    source=source,
-                    files=files,
-                    domain=domain.name,
-                    rules=rules,
+                reading_of = Reading(
+                    source=sources[name],
+                    files=tuple(files),
+                    domain=domain,
+                    scorer=next((s for s in corpus.scorers if s.name == domain.score), None),
+                    base=base,
+                    rules=(*corpus.filters, *domain.filters),
                     decontaminate=corpus.decontaminate,
-                    evaluation=evaluation,
+                    evaluation=inputs.evaluation,
                     seed=corpus.seed,
                 )
+                key = _read_key(reading_of, contents)
                 label = f"{domain.name} from {name} ({files[0].path}{' ...' if files[1:] else ''})"
-                unit = Unit(label=label, folder=work / "read" / key, work=run)
-                units.append(ReadUnit(domain=domain.name, key=key, unit=unit))
+                unit = Unit(label=label, folder=work / "read" / key, work=partial(read_group, reading_of=reading_of))
+                units += [
+                    ReadUnit(domain=part, key=key, unit=unit, part=number)
+                    for number, part in enumerate(reading_of.parts)
+                ]
     known.save()
     return units
 
 
-def read_group(
-    folder: Path,
-    *,
-    source: Source,
-    files: Sequence[SourceFile],
-    domain: str,
-    rules: Sequence[Filter],
-    decontaminate: Decontaminate | None,
-    evaluation: Sequence[EvaluationSet],
-    seed: int,
-) -> None:
-    """Read and filter some files of a source; every record ends in one of two tables.
+def read_group(folder: Path, *, reading_of: Reading) -> None:
+    """Read and filter some files of a source; every record ends in one of two tables of one part.
 
     Raises:
-        InputError: a file is damaged, or the counts do not add up.
+        InputError: a file is damaged, a scorer fails, or the counts do not add up.
     """
     records = 0
-    kept = pq.ParquetWriter(folder / "kept.parquet", _arrow(DOCUMENT_SCHEMA), compression="zstd")
-    excluded = pq.ParquetWriter(folder / "excluded.parquet", _arrow(EXCLUSION_SCHEMA), compression="zstd")
-    with kept, excluded:
-        for file in files:
-            for batch in reading.read_documents(source, file, domain=domain, seed=seed):
+    parts = reading_of.parts
+    with contextlib.ExitStack() as stack:
+        kept, excluded = (
+            [
+                stack.enter_context(
+                    pq.ParquetWriter(folder / _table_name(name, part), arrow_schema(schema), compression="zstd")
+                )
+                for part in range(len(parts))
+            ]
+            for name, schema in (("kept", DOCUMENT_SCHEMA), ("excluded", EXCLUSION_SCHEMA))
+        )
+        for file in reading_of.files:
+            for batch in reading.read_documents(reading_of.source, file, domain=parts[0], seed=reading_of.seed):
                 records += len(batch.kept) + len(batch.excluded)
-                filtered = filters.apply_filters(batch.kept, rules, domain)
-                clean, leaked = _without_evaluation(filtered.kept, decontaminate, evaluation, domain)
-                # Sorted, so that a range of the order can be read without the rest of the file.
-                kept.write_table(_table(clean.sort("order", "doc_id"), DOCUMENT_SCHEMA))
-                excluded.write_table(_table(pl.concat([batch.excluded, filtered.excluded, leaked]), EXCLUSION_SCHEMA))
-    counts = {
-        "read": records,
-        "kept": pq.read_metadata(folder / "kept.parquet").num_rows,
-        "excluded": pq.read_metadata(folder / "excluded.parquet").num_rows,
-    }
-    check_conserved(f"{domain}: reading {source.name}", counts["read"], counts["kept"] + counts["excluded"])
-    (folder / "counts.json").write_bytes(orjson.dumps(counts))
+                excluded[0].write_table(arrow_table(batch.excluded, EXCLUSION_SCHEMA))
+                for part, documents in enumerate(_by_part(batch.kept, reading_of)):
+                    stays, dropped = _judged(documents, reading_of, parts[part])
+                    # Sorted, so that a range of the order can be read without the rest of the file.
+                    kept[part].write_table(arrow_table(stays.sort("order", "doc_id"), DOCUMENT_SCHEMA))
+                    excluded[part].write_table(arrow_table(dropped, EXCLUSION_SCHEMA))
+    names = [_table_name(name, part) for name in ("kept", "excluded") for part in range(len(parts))]
+    written = sum(pq.read_metadata(folder / name).num_rows for name in names)
+    check_conserved(f"{reading_of.domain.name}: reading {reading_of.source.name}", records, written)
+
+
+def _by_part(documents: pl.DataFrame, reading_of: Reading) -> list[pl.DataFrame]:
+    """Documents with their score, one frame a part."""
+    if reading_of.scorer is None:
+        return [documents]
+    scored = scores.score_documents(documents, reading_of.scorer, reading_of.base)
+    borders = [float(border) for border in reading_of.domain.split]
+    number = scores.bucket(pl.col("score"), borders) if borders else pl.lit(0)
+    return [scored.filter(number == part) for part in range(len(reading_of.parts))]
+
+
+def _judged(documents: pl.DataFrame, reading_of: Reading, domain: str) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Documents that pass the filters and hold no evaluation item, and the exclusions of the others."""
+    filtered = filters.apply_filters(documents, reading_of.rules, domain)
+    clean, leaked = _without_evaluation(filtered.kept, reading_of.decontaminate, reading_of.evaluation, domain)
+    return clean, pl.concat([filtered.excluded, leaked])
+
+
+def _table_name(name: str, part: int) -> str:
+    return f"{name}-{part}.parquet" if part else f"{name}.parquet"
 
 
 def evaluation_sets(corpus: Corpus, base: Path) -> tuple[EvaluationSet, ...]:
@@ -148,7 +212,7 @@ def check_not_empty(corpus: Corpus, reads: Sequence[ReadUnit]) -> None:
     Raises:
         InputError: a domain has no document left; says what dropped them.
     """
-    for domain in corpus.domains:
+    for domain in corpus.split_domains:
         own = [read for read in reads if read.domain == domain.name]
         if any(pq.read_metadata(read.kept).num_rows for read in own):
             continue
@@ -196,31 +260,31 @@ class Fingerprints:
         temporary.replace(self.path)
 
 
-def _read_key(
-    corpus: Corpus,
-    domain: Domain,
-    source: Source,
-    rules: Sequence[Filter],
-    files: list[tuple[str, str]],
-    evaluation: Sequence[EvaluationSet],
-) -> str:
+def _read_key(reading_of: Reading, files: list[tuple[str, str]]) -> str:
+    domain, decontaminate = reading_of.domain, reading_of.decontaminate
     libraries = ["polars"]
-    if any(not isinstance(rule, LengthFilter | SymbolFilter) for rule in rules):
+    if any(not isinstance(rule, LengthFilter | SymbolFilter | ScoreFilter) for rule in reading_of.rules):
         libraries += ["datatrove", "numba", "spacy"]
-    how = source.model_dump(mode="json", exclude={"root", "package", "version", "files"})
+    how = reading_of.source.model_dump(mode="json", exclude={"root", "package", "version", "files"})
+    scorer = reading_of.scorer
+    score = (
+        [scores.VERSION, scorer.model_dump(mode="json"), scores.scorer_digest(scorer, reading_of.base)]
+        if scorer
+        else None
+    )
     return digest(
         {
             "versions": [reading.VERSION, filters.VERSION, contamination.VERSION],
             "libraries": {name: library_version(name) for name in libraries},
             "unicode": unicodedata.unidata_version,
-            "seed": corpus.seed,
+            "seed": reading_of.seed,
             "domain": domain.name,
+            "score": score,
+            "split": [str(border) for border in domain.split],
             "source": how,
-            "evaluation": [[each.name, each.sha256, list(each.fields)] for each in evaluation],
-            "decontaminate": corpus.decontaminate.model_dump(mode="json", exclude={"sets"})
-            if corpus.decontaminate
-            else None,
-            "rules": [rule.model_dump(mode="json") for rule in rules],
+            "evaluation": [[each.name, each.sha256, list(each.fields)] for each in reading_of.evaluation],
+            "decontaminate": decontaminate.model_dump(mode="json", exclude={"sets"}) if decontaminate else None,
+            "rules": [rule.model_dump(mode="json") for rule in reading_of.rules],
             "files": [list(file) for file in files],
         }
     )
@@ -257,9 +321,11 @@ def _groups(files: Sequence[SourceFile]) -> list[list[SourceFile]]:
     return groups
 
 
-def _arrow(schema: pl.Schema) -> pa.Schema:
+def arrow_schema(schema: pl.Schema) -> pa.Schema:
+    """A schema as Arrow has it."""
     return pl.DataFrame(schema=schema).to_arrow().schema
 
 
-def _table(frame: pl.DataFrame, schema: pl.Schema) -> pa.Table:
-    return frame.to_arrow().cast(_arrow(schema))
+def arrow_table(frame: pl.DataFrame, schema: pl.Schema) -> pa.Table:
+    """A frame as an Arrow table of exactly that schema."""
+    return frame.to_arrow().cast(arrow_schema(schema))

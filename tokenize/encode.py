@@ -25,7 +25,7 @@ from millstream.tokenize.curate import ReadUnit, check_conserved
 from millstream.tokenize.tokenizer import encoder_of
 from millstream.tokenize.work import Unit
 
-VERSION = "encode/1"
+VERSION = "encode/2"
 RANGE_BYTES = 32 << 20
 """Mean bytes of text in a range."""
 SAMPLE, SAMPLE_CHARS = 64, 4000
@@ -153,7 +153,7 @@ def sample_texts(
 ) -> list[str]:
     """Text to train a tokenizer on: each domain's first documents in stream order, none held out."""
     texts: list[str] = []
-    for domain in corpus.domains:
+    for domain in corpus.split_domains:
         if settings.domains and domain.name not in settings.domains:
             continue
         order = survivors(reads, domain.name, gone, ["doc_id", "doc_key", "order", "n_bytes"]).collect()

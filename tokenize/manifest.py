@@ -34,7 +34,7 @@ DOCUMENT_COLUMNS = (
     "chunk",
     "metadata",
 )
-"""Columns of a document table, in order."""
+"""Columns of a document table, in order; a table of scored documents has ``score`` after them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -106,6 +106,8 @@ class Manifest:
     domains: tuple[DomainManifest, ...]
     exclusions: tuple[FileEntry, ...]
     build: dict[str, Any]
+    duplicates: tuple[FileEntry, ...] = ()
+    """Which document stays for each duplicate that was dropped, and which sentences were cut."""
 
     def domain(self, name: str) -> DomainManifest:
         """The domain of that name.
@@ -133,6 +135,7 @@ class Manifest:
             self.tokenizer.file,
             *(entry for s in shards for entry in (s.tar, s.documents, s.chunks)),
             *self.exclusions,
+            *self.duplicates,
         ]
 
 
@@ -143,7 +146,11 @@ def file_entry(root: Path, path: Path) -> FileEntry:
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
     """The manifest as JSON values, with its format line."""
-    return {"format": FORMAT} | asdict(manifest)
+    body = asdict(manifest)
+    if not manifest.duplicates:
+        # As in corpora that were built before there was such a table: their digests stay what they were.
+        del body["duplicates"]
+    return {"format": FORMAT} | body
 
 
 def write_manifest(root: Path, manifest: Manifest) -> None:
@@ -220,6 +227,7 @@ def _from_json(raw: dict[str, Any]) -> Manifest:
         ),
         exclusions=tuple(FileEntry(**entry) for entry in raw["exclusions"]),
         build=raw["build"],
+        duplicates=tuple(FileEntry(**entry) for entry in raw.get("duplicates", ())),
     )
 
 

@@ -128,6 +128,29 @@ def write_exclusions(root: Path, domain: str, excluded: pl.DataFrame) -> FileEnt
     return file_entry(root, path)
 
 
+def write_duplicates(root: Path, gone: Sequence[Path], removed: Sequence[Path]) -> list[FileEntry]:
+    """Write which document stays for each duplicate that was dropped, and what was cut out of texts."""
+    columns = ["doc_key", "doc_id", "domain", "kept_key", "kept_id", "kept_domain", "rule", "value"]
+    tables = []
+    if gone:
+        dropped = pl.concat([pl.scan_parquet(path) for path in gone]).select(columns).sort("domain", "doc_id").collect()
+        parts = pl.col("value").str.extract_groups(r"^(\d+)/(\d+)$")
+        similarity = parts.struct[0].cast(pl.Float64) / parts.struct[1].cast(pl.Float64)
+        tables.append(("documents", dropped.with_columns(similarity=similarity.fill_null(1.0))))
+    if removed:
+        cut = pl.concat([pl.scan_parquet(path) for path in removed]).sort("domain", "doc_id", "first_char").collect()
+        tables.append(("sentences", cut))
+    entries = []
+    for name, table in tables:
+        if table.is_empty():
+            continue
+        path = root / "duplicates" / f"{name}.parquet"
+        with replacing(path) as temporary:
+            table.write_parquet(temporary, compression="zstd", row_group_size=1 << 16)
+        entries.append(file_entry(root, path))
+    return entries
+
+
 def _write(folder: Path, *, root: Path, encoded: Encoded, place: Placed, chunk_bytes: int) -> None:
     for other in (root / ".work" / "shards").glob(f"{encoded.domain}.{place.name.stem}.*"):
         _forget(other)

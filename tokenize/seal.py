@@ -13,7 +13,8 @@ import millstream
 from millstream.errors import InputError
 from millstream.files import replacing
 from millstream.mixture.recipe import Recipe
-from millstream.tokenize.curate import ReadUnit, check_conserved, evaluation_sets
+from millstream.tokenize.curate import Inputs, ReadUnit, check_conserved
+from millstream.tokenize.deduplicate import Deduplicated
 from millstream.tokenize.lock import LOCK
 from millstream.tokenize.manifest import (
     MANIFEST,
@@ -25,7 +26,7 @@ from millstream.tokenize.manifest import (
     read_manifest,
     write_manifest,
 )
-from millstream.tokenize.publish import collect_exclusions, domain_manifest, write_exclusions
+from millstream.tokenize.publish import collect_exclusions, domain_manifest, write_duplicates, write_exclusions
 from millstream.tokenize.tokenizer import Encoder
 from millstream.tokenize.work import Unit
 
@@ -51,12 +52,11 @@ def sealed(root: Path, recipe: Recipe, shards: Sequence[Shard]) -> Manifest | No
 
 def seal(
     recipe: Recipe,
-    base: Path,
+    inputs: Inputs,
     root: Path,
     encoder: Encoder,
     tokenizer: Path,
-    reads: Sequence[ReadUnit],
-    gone: Sequence[Path],
+    documents: Deduplicated,
     shards: Mapping[str, Sequence[Unit]],
 ) -> Manifest:
     """Write what is left to write, and the manifest last.
@@ -68,13 +68,13 @@ def seal(
         with replacing(root / "tokenizer.json") as temporary:
             shutil.copyfile(tokenizer, temporary)
     domains, exclusions = [], []
-    for domain in recipe.corpus.domains:
-        excluded = collect_exclusions(domain.name, reads, gone)
+    for domain in recipe.corpus.split_domains:
+        excluded = collect_exclusions(domain.name, documents.reads, documents.gone)
         exclusions.append(write_exclusions(root, domain.name, excluded))
         described = domain_manifest(root, domain.name, shards[domain.name], excluded)
         if described.documents == 0:
             raise InputError(f"domain '{domain.name}' ends with no document: all of them are held out")
-        check_conserved(f"domain '{domain.name}'", _records(reads, domain.name), described.read)
+        check_conserved(f"domain '{domain.name}'", _records(documents.reads, domain.name), described.read)
         domains.append(described)
     manifest = Manifest(
         corpus_digest=recipe.section_digests()["corpus"],
@@ -94,10 +94,11 @@ def seal(
             "millstream": millstream.__version__,
             "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
             "python": platform.python_version(),
-            "evaluation": {each.name: each.sha256 for each in evaluation_sets(recipe.corpus, base)},
+            "evaluation": {each.name: each.sha256 for each in inputs.evaluation},
             "packages": {s.package: importlib.metadata.version(s.package) for s in recipe.corpus.sources if s.package},
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         },
+        duplicates=tuple(write_duplicates(root, documents.gone, documents.removed)),
     )
     write_manifest(root, manifest)
     _remove_strangers(root, {MANIFEST, LOCK, *(entry.path for entry in manifest.files())})

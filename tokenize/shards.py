@@ -70,7 +70,9 @@ def write_shard(
         token_start=pl.Series(starts, dtype=pl.Int64),
         shard=pl.lit(name.number, pl.Int32),
         chunk=pl.Series(chunk_of, dtype=pl.Int32),
-    ).select(DOCUMENT_COLUMNS)
+    )
+    scored = ["score"] if table["score"].is_not_null().any() else []
+    table = table.select(*DOCUMENT_COLUMNS, *scored)
     tar = target / f"{name.stem}.tar"
     _write_tar(tar, name, table, tokens, token_start)
     number = f"{name.number:05}"

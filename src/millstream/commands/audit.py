@@ -12,13 +12,13 @@ from millstream.audit.lookup import Question, question, question_from_file
 from millstream.audit.mixture import audit_mixture
 from millstream.audit.runs import Run, open_run
 from millstream.audit.step import StepAudit, audit_step
-from millstream.audit.text import decoder
 from millstream.audit.verify import Check, verify_run
 from millstream.commands.options import AsJson, CorpusFolder, RunName
 from millstream.errors import CheckFailed, UsageError
 from millstream.places import existing_run
 from millstream.stream.documents import Documents
 from millstream.stream.reader import Stream, open_stream
+from millstream.tokenize.decode import decoder
 
 app = typer.Typer(help="Ask what a run saw, when, and check its record.", no_args_is_help=True)
 

@@ -36,6 +36,9 @@ def build(
     corpus: CorpusFolder = None,
     tasks: Annotated[int | None, typer.Option(help="Tasks at once [default: processor cores].", min=1)] = None,
     retrain_tokenizer: Annotated[bool, typer.Option("--retrain-tokenizer", help="Train the tokenizer anew.")] = False,
+    allow_code: Annotated[
+        bool, typer.Option("--allow-code", help="Run functions that the recipe's scorers name.")
+    ] = False,
     explain: Annotated[
         bool, typer.Option("--explain", "--dry-run", help="Say what would be done, do nothing.")
     ] = False,
@@ -50,7 +53,7 @@ def build(
     recipe = load_recipe(recipe_file)
     root = corpus_folder(recipe, corpus)
     if explain:
-        todo = explain_build(recipe, recipe_file.parent, root)
+        todo = explain_build(recipe, recipe_file.parent, root, allow_code=allow_code)
         if as_json:
             show.json(todo)
         else:
@@ -64,6 +67,7 @@ def build(
             tasks=tasks or len(os.sched_getaffinity(0)),
             progress=progress,
             retrain_tokenizer=retrain_tokenizer,
+            allow_code=allow_code,
         )
     if as_json:
         show.json({"corpus": str(root), "corpus_id": result.manifest.corpus_id, "did_work": result.did_work})
