@@ -4,18 +4,20 @@ The definitions are datatrove's, and so are the decisions, on every document; ea
 document by document. A rule gives the number that it compared and its threshold.
 """
 
-import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
+from numpy.typing import NDArray
 
 from millstream.mixture.kernels import count_words, repetition
 from millstream.mixture.recipe import FinewebQuality, GopherQuality, GopherRepetition
 from millstream.mixture.words import split_words
 
+Side = Literal["below", "above"]
+"""Where values lie, seen from a limit, that are dropped."""
 SPACE = "".join(chr(c) for c in range(0x110000) if chr(c).isspace())
 """What ``str.strip`` strips."""
 _IN_LINE = r"[\t\r\x0b\x0c \x1c-\x1f\x{85}\x{a0}\x{1680}\x{2000}-\x{200a}\x{2028}\x{2029}\x{202f}\x{205f}\x{3000}]*"
@@ -25,31 +27,44 @@ LINE_END = r"\r\n|[\n\r\x0b\x0c\x1c-\x1e\x{85}\x{2028}\x{2029}]"
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """A rule, whether it objects, the measured value, and the threshold as written in the recipe."""
+    """A rule, whether it objects, the measured value, the recipe's field and limit, and the side that is dropped."""
 
     rule: str
     objects: pl.Expr
     value: pl.Expr
-    threshold: str
+    field: str
+    limit: float | None = None
+    side: Side = "above"
+
+    @property
+    def threshold(self) -> str:
+        """The threshold as it is recorded."""
+        return self.field if self.limit is None else f"{self.field} {self.limit}"
 
 
-QUALITY = (
-    ("gopher_short_doc", "plain", operator.lt, "min_doc_words"),
-    ("gopher_long_doc", "plain", operator.gt, "max_doc_words"),
-    ("gopher_below_avg_threshold", "mean", operator.lt, "min_avg_word_length"),
-    ("gopher_above_avg_threshold", "mean", operator.gt, "max_avg_word_length"),
-    ("gopher_too_many_hashes", "hashes", operator.gt, "max_symbol_word_ratio"),
-    ("gopher_too_many_ellipsis", "ellipses", operator.gt, "max_symbol_word_ratio"),
-    ("gopher_too_many_bullets", "bullets", operator.gt, "max_bullet_lines_ratio"),
-    ("gopher_too_many_end_ellipsis", "endings", operator.gt, "max_ellipsis_lines_ratio"),
-    ("gopher_below_alpha_threshold", "letters", operator.lt, "max_non_alpha_words_ratio"),
-    ("gopher_enough_stop_words", "stops", operator.lt, "min_stop_words"),
+QUALITY: tuple[tuple[str, str, Side, str], ...] = (
+    ("gopher_short_doc", "plain", "below", "min_doc_words"),
+    ("gopher_long_doc", "plain", "above", "max_doc_words"),
+    ("gopher_below_avg_threshold", "mean", "below", "min_avg_word_length"),
+    ("gopher_above_avg_threshold", "mean", "above", "max_avg_word_length"),
+    ("gopher_too_many_hashes", "hashes", "above", "max_symbol_word_ratio"),
+    ("gopher_too_many_ellipsis", "ellipses", "above", "max_symbol_word_ratio"),
+    ("gopher_too_many_bullets", "bullets", "above", "max_bullet_lines_ratio"),
+    ("gopher_too_many_end_ellipsis", "endings", "above", "max_ellipsis_lines_ratio"),
+    ("gopher_below_alpha_threshold", "letters", "below", "max_non_alpha_words_ratio"),
+    ("gopher_enough_stop_words", "stops", "below", "min_stop_words"),
 )
-"""Gopher's quality rules in datatrove's order: name, measure, what breaks the rule, field of the recipe."""
+"""Gopher's quality rules in datatrove's order: name, measure, the side that is dropped, field of the recipe."""
 
 
 def gopher_quality(documents: pl.DataFrame, rule: GopherQuality) -> pl.DataFrame:
     """The first quality rule that each document breaks: ``rule``, ``value``, ``threshold``, null where none."""
+    measured, checks = quality_checks(documents, rule)
+    return measured.select(_first(checks))
+
+
+def quality_checks(documents: pl.DataFrame, rule: GopherQuality) -> tuple[pl.DataFrame, list[Check]]:
+    """Documents with what is measured of them, and the checks over it."""
     counted = _with_words(documents, rule.stop_words)
     text = pl.col("text")
     lines = pl.col("lines")
@@ -64,17 +79,25 @@ def gopher_quality(documents: pl.DataFrame, rule: GopherQuality) -> pl.DataFrame
         letters=pl.col("alpha") / pl.col("words"),
         stops=pl.col("stop").bitwise_count_ones(),
     )
-    checks = [
-        Check(name, breaks(pl.col(measure), getattr(rule, field)), pl.col(measure), f"{field} {getattr(rule, field)}")
-        for name, measure, breaks, field in QUALITY
-        # As in datatrove, a limit of None or 0 turns a rule off.
-        if getattr(rule, field)
-    ]
-    return measured.select(_first(checks))
+    # As in datatrove, a limit of None or 0 turns a rule off.
+    asked = [(name, measure, side, field, getattr(rule, field)) for name, measure, side, field in QUALITY]
+    return measured, [_check(name, pl.col(m), side, field, limit) for name, m, side, field, limit in asked if limit]
 
 
 def fineweb_quality(documents: pl.DataFrame, rule: FinewebQuality) -> pl.DataFrame:
     """The first FineWeb rule that each document breaks; columns as ``gopher_quality``."""
+    measured, checks = line_checks(documents, rule)
+    verdict = measured.select("doc", *_first(checks))
+
+    def listed(rest: pl.DataFrame) -> pl.DataFrame:
+        counted, last = list_checks(rest, rule)
+        return counted.select(_first(last))
+
+    return _then(verdict, measured, listed)
+
+
+def line_checks(documents: pl.DataFrame, rule: FinewebQuality) -> tuple[pl.DataFrame, list[Check]]:
+    """Documents with what is measured of their lines, and FineWeb's checks over it."""
     from datatrove.utils.text import TERMINAL_PUNCTUATION
 
     stops = list(rule.stop_chars or TERMINAL_PUNCTUATION)
@@ -96,25 +119,30 @@ def fineweb_quality(documents: pl.DataFrame, rule: FinewebQuality) -> pl.DataFra
     dry = (ended < rule.line_punct_thr) & ~((pl.col("ended") == 0) & pl.lit(rule.line_punct_exclude_zero))
     short = pl.col("short") / pl.col("lines")
     copied = pl.col("repeated_chars") / (pl.col("text").str.len_chars() - breaks)
-    checks = [
+    return measured, [
         Check("empty", pl.col("lines").is_null(), pl.lit(0), "at least one line"),
-        Check("line_punct_ratio", dry, ended, f"line_punct_thr {rule.line_punct_thr}"),
-        Check("short_line_ratio", short > rule.short_line_thr, short, f"short_line_thr {rule.short_line_thr}"),
-        Check(
-            "char_dup_ratio",
-            copied > rule.char_duplicates_ratio,
-            copied,
-            f"char_duplicates_ratio {rule.char_duplicates_ratio}",
-        ),
+        Check("line_punct_ratio", dry, ended, "line_punct_thr", rule.line_punct_thr, "below"),
+        _check("short_line_ratio", short, "above", "short_line_thr", rule.short_line_thr),
+        _check("char_dup_ratio", copied, "above", "char_duplicates_ratio", rule.char_duplicates_ratio),
     ]
-    listed = breaks / pl.col("words")
-    last = Check("list_ratio", listed > rule.new_line_ratio, listed, f"new_line_ratio {rule.new_line_ratio}")
-    verdict = measured.select("doc", *_first(checks))
-    return _then(verdict, numbered, lambda rest: _with_words(rest, ()).select(_first([last])))
+
+
+def list_checks(documents: pl.DataFrame, rule: FinewebQuality) -> tuple[pl.DataFrame, list[Check]]:
+    """Documents with their words counted, and FineWeb's check of line breaks over it."""
+    listed = pl.col("text").str.count_matches("\n", literal=True) / pl.col("words")
+    check = _check("list_ratio", listed, "above", "new_line_ratio", rule.new_line_ratio)
+    return _with_words(documents, ()), [check]
 
 
 def gopher_repetition(documents: pl.DataFrame, rule: GopherRepetition) -> pl.DataFrame:
     """The first repetition rule that each document breaks; columns as ``gopher_quality``."""
+    measured, checks = repeat_checks(documents, rule)
+    verdict = measured.select("doc", *_first(checks))
+    return _then(verdict, measured, lambda rest: _ngram_verdicts(rest, rule))
+
+
+def repeat_checks(documents: pl.DataFrame, rule: GopherRepetition) -> tuple[pl.DataFrame, list[Check]]:
+    """Documents with what is measured of repeated lines and paragraphs, and the checks over it."""
     text = pl.col("text")
     numbered = documents.with_columns(doc=pl.int_range(pl.len(), dtype=pl.UInt32), chars=text.str.len_chars())
     for name, parts in (
@@ -127,16 +155,46 @@ def gopher_repetition(documents: pl.DataFrame, rule: GopherRepetition) -> pl.Dat
     for name in ("para", "line"):
         share = pl.col(f"{name}_repeated") / pl.col(f"{name}_parts")
         copied = pl.col(f"{name}_repeated_chars") / pl.col("chars")
-        for kind, measure in (("frac", share), ("char_frac", copied)):
-            limit = getattr(rule, f"dup_{name}_{kind}")
-            if limit:
-                field = f"dup_{name}_{kind}"
-                checks.append(Check(field, measure > limit, measure, f"{field} {limit}"))
-    verdict = numbered.select("doc", *_first(checks))
-    return _then(verdict, numbered, lambda rest: _ngram_verdicts(rest, rule))
+        for field, measure in ((f"dup_{name}_frac", share), (f"dup_{name}_char_frac", copied)):
+            if limit := getattr(rule, field):
+                checks.append(_check(field, measure, "above", field, limit))
+    return numbered, checks
+
+
+def ngram_shares(documents: pl.DataFrame, rule: GopherRepetition) -> list[tuple[str, str, float, NDArray[np.float64]]]:
+    """Every n-gram rule with its field, limit and share of each document's characters; documents have ``chars``."""
+    found = []
+    for field, sizes in (("top_n_grams", rule.top_n_grams), ("dup_n_grams", rule.dup_n_grams)):
+        for n, limit in sizes:
+            # With a limit below nothing every text breaks the one rule asked for, and its count is told.
+            alone = {"top_n_grams": (), "dup_n_grams": ()} | {field: ((n, -1.0),)}
+            counts = _ngram_chars(documents, rule.model_copy(update=alone))[:, 1]
+            name = f"top_{n}_gram" if field == "top_n_grams" else f"duplicated_{n}_n_grams"
+            shares = np.where(counts < 0, np.nan, counts) / np.maximum(1, documents["chars"].to_numpy())
+            found.append((name, f"{field} {n}:", limit, shares))
+    return found
+
+
+def _check(rule: str, value: pl.Expr, side: Side, field: str, limit: float) -> Check:
+    # Polars puts NaN, the mean of nothing, above all numbers; it breaks no rule.
+    numbers = value.cast(pl.Float64)
+    objects = numbers < limit if side == "below" else (numbers > limit) & numbers.is_not_nan()
+    return Check(rule, objects, value, field, limit, side)
 
 
 def _ngram_verdicts(numbered: pl.DataFrame, rule: GopherRepetition) -> pl.DataFrame:
+    top, repeated = list(rule.top_n_grams), list(rule.dup_n_grams)
+    names = [f"top_{n}_gram" for n, _ in top] + [f"duplicated_{n}_n_grams" for n, _ in repeated]
+    limits = [f"top_n_grams {n}: {limit}" for n, limit in top] + [f"dup_n_grams {n}: {limit}" for n, limit in repeated]
+    rows: list[tuple[Any, Any, Any]] = [
+        (names[r], f"{count / of:.6g}", limits[r]) if r >= 0 else (None, None, None)
+        for (r, count), of in zip(_ngram_chars(numbered, rule).tolist(), numbered["chars"].to_list(), strict=True)
+    ]
+    return pl.DataFrame(rows, schema=dict.fromkeys(("rule", "value", "threshold"), pl.String), orient="row")
+
+
+def _ngram_chars(numbered: pl.DataFrame, rule: GopherRepetition) -> NDArray[np.int64]:
+    """First n-gram rule that each document breaks and its characters: (documents, 2), as ``kernels.repetition``."""
     top, repeated = list(rule.top_n_grams), list(rule.dup_n_grams)
     chars = numbered["chars"].to_numpy().astype(np.int64)
     parts, first = [np.empty((0, 2), np.int64)], 0
@@ -155,14 +213,7 @@ def _ngram_verdicts(numbered: pl.DataFrame, rule: GopherRepetition) -> pl.DataFr
         )
         parts.append(part)
         first += texts
-    found = np.concatenate(parts)
-    names = [f"top_{n}_gram" for n, _ in top] + [f"duplicated_{n}_n_grams" for n, _ in repeated]
-    limits = [f"top_n_grams {n}: {limit}" for n, limit in top] + [f"dup_n_grams {n}: {limit}" for n, limit in repeated]
-    rows: list[tuple[Any, Any, Any]] = [
-        (names[r], f"{count / of:.6g}", limits[r]) if r >= 0 else (None, None, None)
-        for (r, count), of in zip(found.tolist(), chars.tolist(), strict=True)
-    ]
-    return pl.DataFrame(rows, schema=dict.fromkeys(("rule", "value", "threshold"), pl.String), orient="row")
+    return np.concatenate(parts)
 
 
 def _then(verdict: pl.DataFrame, numbered: pl.DataFrame, judge: Callable[[pl.DataFrame], pl.DataFrame]) -> pl.DataFrame:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from corpora import recipe_dict, write_domain, write_jsonl, write_recipe
 
-COMMANDS = ["init", "build", "plan", "train", "run", "doctor", "status"]
+COMMANDS = ["init", "stats", "build", "plan", "train", "run", "doctor", "status"]
 AUDITS = ["step", "doc", "why", "mixture", "verify"]
 
 

@@ -118,6 +118,16 @@ def test_every_decision_is_datatroves(name: str, params: dict[str, Any], oracle:
     assert dropped or kind == "real"
 
 
+@pytest.mark.filterwarnings("ignore:(Mean of empty slice|invalid value)")
+def test_a_text_of_punctuation_alone_has_no_mean_length() -> None:
+    rule: Any = TypeAdapter(Filter).validate_python({"rule": "gopher-quality", "min_doc_words": None})
+    theirs = GopherQualityFilter(min_doc_words=None)
+    given = [text for text in fuzzed_texts()[:600] if text.strip()] + ["!!! ... ???", "- - -"]
+    for text, found in zip(given, judge(pl.DataFrame({"text": given}), rule)["rule"], strict=True):
+        verdict = theirs.filter(Document(text=text, id="x"))
+        assert found == (None if verdict is True else verdict[1]), repr(text)
+
+
 def test_a_text_is_judged_alike_whatever_came_before() -> None:
     rule: Any = TypeAdapter(Filter).validate_python({"rule": "gopher-quality", "min_doc_words": 1})
     odd = "IS_ALPHA the cat and the dog have to be IS_ALPHA with that."

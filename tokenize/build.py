@@ -129,14 +129,12 @@ def explain_build(recipe: Recipe, base: Path, root: Path, *, allow_code: bool = 
     ]
 
 
-def check_before(corpus: Corpus, inputs: Inputs, base: Path, root: Path, *, allow_code: bool) -> list[str]:
-    """Look at filters, files, disk and licences before any work.
-
-    Returns:
-        Warnings: sources without a licence, evaluation texts that are too short to be found.
+def check_rules(corpus: Corpus, base: Path, *, allow_code: bool) -> None:
+    """Make every filter and scorer once, to find wrong names and missing packages before work starts.
 
     Raises:
-        MillstreamError: a filter cannot be made, a source has no files, or the disk is too small.
+        RecipeError: a filter or function does not exist or does not take its parameters, or runs code without leave.
+        SetupError: a package is missing.
     """
     if corpus.dedup.near is not None or corpus.dedup.sentences is not None:
         require_packages()
@@ -151,6 +149,18 @@ def check_before(corpus: Corpus, inputs: Inputs, base: Path, root: Path, *, allo
             check_filter(rule)
         elif not isinstance(rule, LengthFilter | SymbolFilter | ScoreFilter):
             require_packages()
+
+
+def check_before(corpus: Corpus, inputs: Inputs, base: Path, root: Path, *, allow_code: bool) -> list[str]:
+    """Look at filters, files, disk and licences before any work.
+
+    Returns:
+        Warnings: sources without a licence, evaluation texts that are too short to be found.
+
+    Raises:
+        MillstreamError: a filter cannot be made, a source has no files, or the disk is too small.
+    """
+    check_rules(corpus, base, allow_code=allow_code)
     size = sum(file.size for files in inputs.files.values() for file in files)
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 from millstream import show
-from millstream.commands.options import AsJson, CorpusFolder, RecipeFile
+from millstream.commands.options import AllowCode, AsJson, CorpusFolder, RecipeFile
 from millstream.errors import UsageError
 from millstream.mixture.load import load_recipe
+from millstream.mixture.native import require_packages
 from millstream.places import corpus_folder
 from millstream.progress import stages
 from millstream.tokenize.manifest import Manifest
@@ -31,14 +32,64 @@ def init(
     show.line(f"wrote {output}; next: millstream build {output}")
 
 
+def stats(
+    recipe_file: RecipeFile,
+    documents: Annotated[int, typer.Option(help="Documents to sample from each domain.", min=1)] = 1000,
+    domain: Annotated[
+        list[str] | None, typer.Option(help="Only this domain; may be repeated.", show_default=False)
+    ] = None,
+    output: Annotated[Path, typer.Option("--output", "-o", help="Page to write.")] = Path("stats.html"),
+    allow_code: AllowCode = False,
+    as_json: AsJson = False,
+) -> None:
+    """Sample the domains and show what each rule measures and what its limits would drop, to choose them by looking.
+
+    Example: millstream stats recipes/demo.yaml --documents 500 -o stats.html
+    """
+    from millstream.html import write_page
+    from millstream.mixture.stats import Survey, survey
+    from millstream.mixture.stats_page import stats_sections
+    from millstream.tokenize.build import check_rules
+    from millstream.tokenize.curate import find_inputs
+
+    recipe = load_recipe(recipe_file)
+    corpus, base = recipe.corpus, recipe_file.parent
+    chosen = [d for d in corpus.domains if not domain or d.name in domain]
+    if unknown := sorted(set(domain or ()) - {d.name for d in corpus.domains}):
+        raise UsageError(f"the recipe has no domain '{unknown[0]}'; it has {', '.join(d.name for d in corpus.domains)}")
+    require_packages()
+    check_rules(corpus, base, allow_code=allow_code)
+    inputs = find_inputs(corpus, base)
+    surveys: list[Survey] = []
+    with stages() as progress:
+        for each in chosen:
+            progress("stats", len(surveys), len(chosen))
+            surveys.append(survey(corpus, inputs.files, base, each, documents))
+        progress("stats", len(surveys), len(chosen))
+    write_page(output, f"Statistics of {recipe.name}", stats_sections(surveys))
+    if as_json:
+        show.json({"recipe": recipe.name, "page": str(output), "domains": surveys})
+        return
+    for found in surveys:
+        rows = [
+            (d.rule, d.check, d.field, d.limit, *d.quantiles[1:4], d.dropped / max(1, found.documents), d.in_recipe)
+            for d in found.distributions
+        ]
+        title = f"{found.domain}: {found.documents:,} documents"
+        columns = ("rule", "check", "field", "limit", "10%", "median", "90%", "would drop", "in recipe")
+        show.table(title, columns, rows)
+        if found.chain:
+            dropped = ", ".join(f"{rule} {n:,}" for rule, n, _ in found.chain)
+            show.line(f"the recipe's filters keep {found.chain_kept:,} of {found.documents:,}: {dropped}")
+    show.line(f"wrote {output}")
+
+
 def build(
     recipe_file: RecipeFile,
     corpus: CorpusFolder = None,
     tasks: Annotated[int | None, typer.Option(help="Tasks at once [default: processor cores].", min=1)] = None,
     retrain_tokenizer: Annotated[bool, typer.Option("--retrain-tokenizer", help="Train the tokenizer anew.")] = False,
-    allow_code: Annotated[
-        bool, typer.Option("--allow-code", help="Run functions that the recipe's scorers name.")
-    ] = False,
+    allow_code: AllowCode = False,
     explain: Annotated[
         bool, typer.Option("--explain", "--dry-run", help="Say what would be done, do nothing.")
     ] = False,
@@ -101,4 +152,5 @@ def print_corpus(root: Path, manifest: Manifest) -> None:
 def add_to(app: typer.Typer) -> None:
     """Register the commands."""
     app.command()(init)
+    app.command()(stats)
     app.command()(build)

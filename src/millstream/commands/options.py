@@ -14,4 +14,5 @@ CorpusFolder = Annotated[
 RunFolder = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Run folder [default: runs/NAME].", show_default=False)
 ]
+AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run functions that the recipe's scorers name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
