@@ -540,6 +540,54 @@ class Train(Section):
     wandb: Wandb | None = Wandb()
 
 
+class LocalExecutor(Section):
+    """Processes on this machine, as many at once as ``--tasks`` says."""
+
+    kind: Literal["local"] = "local"
+
+
+class RayExecutor(Section):
+    """A Ray cluster that shares the corpus folder's file system."""
+
+    kind: Literal["ray"]
+    address: str = "auto"
+    tasks: int | None = Field(None, ge=1)
+    """Tasks at once; ``--tasks`` by default."""
+    cpus_per_task: int = Field(1, ge=1)
+    mem_per_cpu_gb: float = Field(2, gt=0)
+
+
+class SlurmExecutor(Section):
+    """Slurm jobs, one array a stage; the build waits for each."""
+
+    kind: Literal["slurm"]
+    time: str
+    """Limit of a task, such as ``12:00:00``."""
+    partition: str
+    tasks: int | None = Field(None, ge=1)
+    """Tasks at once; ``--tasks`` by default."""
+    cpus_per_task: int = Field(1, ge=1)
+    mem_per_cpu_gb: int = Field(2, ge=1)
+    qos: str | None = None
+    job_name: str = "millstream"
+    env_command: str | None = None
+    """Shell line that makes the Python environment ready."""
+    venv_path: str | None = None
+    """Script that activates it, instead."""
+    max_array_size: int = Field(1001, ge=1)
+    sbatch: dict[str, str] = {}
+    """More options of ``sbatch``, by their long names."""
+
+
+Executor = LocalExecutor | RayExecutor | SlurmExecutor
+
+
+class Build(Section):
+    """Where a corpus is built; no part of what it is."""
+
+    executor: Annotated[Executor, Field(discriminator="kind")] = LocalExecutor()
+
+
 class Public(Section):
     """What outsiders are told about the run."""
 
@@ -557,6 +605,7 @@ class Recipe(Section):
     mixture: Mixture | None = None
     model: Model | None = None
     train: Train = Train()
+    build: Build = Build()
     public: Public = Public()
 
     @model_validator(mode="after")

@@ -83,7 +83,8 @@ def build_corpus(
         clean(work)
 
         def run(stage: str, units: Sequence[Unit]) -> int:
-            return run_units(stage, units, tasks=tasks, work_root=work, progress=progress)
+            executor = recipe.build.executor
+            return run_units(stage, units, tasks=tasks, work_root=work, progress=progress, executor=executor)
 
         reads = read_units(corpus, inputs, base, work)
         done = run("read", list({read.unit.folder: read.unit for read in reads}.values()))

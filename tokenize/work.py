@@ -1,4 +1,4 @@
-"""Units of work: what a stage is made of, run by datatrove's executor, cached by what decides them.
+"""Units of work: what a stage is made of, run by datatrove's executors, cached by what decides them.
 
 A unit writes into a temporary folder that gets its name, a digest of everything that decides the
 result, when it is whole. So a killed build goes on where it was, a changed recipe redoes what it changes,
@@ -8,7 +8,6 @@ to a task's number, not to its inputs.
 
 import contextlib
 import errno
-import io
 import os
 import shutil
 import sys
@@ -19,12 +18,13 @@ from pathlib import Path
 from typing import Any
 
 import orjson
-from datatrove.executor.local import LocalPipelineExecutor
 from datatrove.pipeline.base import PipelineStep
 from loguru import logger
 
 from millstream import errors
 from millstream.errors import InputError, MillstreamError, SetupError
+from millstream.mixture.recipe import Executor, LocalExecutor
+from millstream.tokenize.executors import run_step
 
 FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -47,7 +47,15 @@ Progress = Callable[[str, int, int], None]
 """Called with a stage's name, its finished units and their number."""
 
 
-def run_units(stage: str, units: Sequence[Unit], *, tasks: int, work_root: Path, progress: Progress) -> int:
+def run_units(
+    stage: str,
+    units: Sequence[Unit],
+    *,
+    tasks: int,
+    work_root: Path,
+    progress: Progress,
+    executor: Executor | None = None,
+) -> int:
     """Run the units of a stage that are not done yet; returns how many those were.
 
     Raises:
@@ -61,9 +69,10 @@ def run_units(stage: str, units: Sequence[Unit], *, tasks: int, work_root: Path,
     shutil.rmtree(failures, ignore_errors=True)
     failures.mkdir(parents=True)
     step = _UnitStep(stage, todo, failures)
-    ranks = min(len(todo), 4 * tasks)
+    logs = work_root / "logs" / stage
+    shutil.rmtree(logs, ignore_errors=True)
     with _watching(stage, units, progress), _quiet(), _no_main_module():
-        _run(step, ranks, min(tasks, ranks), work_root / "logs" / stage)
+        run_step(step, len(todo), executor or LocalExecutor(), tasks, logs.resolve())
     for number, _ in enumerate(todo):
         path = failures / f"{number}.json"
         if path.exists():
@@ -112,22 +121,6 @@ class _UnitStep(PipelineStep):
         )
         failure = {"kind": known, "message": " ".join(message.split())}
         (self.failures / f"{number}.json").write_bytes(orjson.dumps(failure))
-
-
-class _SilentExecutor(LocalPipelineExecutor):
-    """datatrove's local executor, its console log left out; the log files stay."""
-
-    def _run_for_rank(self, *args: Any, **kwargs: Any) -> Any:
-        with contextlib.redirect_stderr(io.StringIO()):
-            return super()._run_for_rank(*args, **kwargs)
-
-
-def _run(step: PipelineStep, ranks: int, workers: int, logs: Path) -> None:
-    shutil.rmtree(logs, ignore_errors=True)
-    executor = _SilentExecutor(
-        pipeline=[step], tasks=ranks, workers=workers, logging_dir=str(logs), skip_completed=False
-    )
-    executor.run()
 
 
 def _run_unit(unit: Unit) -> None:
