@@ -15,7 +15,7 @@ from datatrove.pipeline.filters.base_filter import BaseFilter, get_filter_result
 
 from millstream.errors import InputError, RecipeError, SetupError
 from millstream.mixture.documents import DOCUMENT_SCHEMA, document_key
-from millstream.mixture.recipe import DatatroveFilter
+from millstream.mixture.rules import DatatroveFilter
 
 PACKAGE = "datatrove.pipeline.filters"
 

@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import polars as pl
 
-from millstream.mixture.datatrove_filter import edited, run_datatrove_filter
+from millstream.mixture.datatrove_filter import check_filter, edited, run_datatrove_filter
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
-from millstream.mixture.native import judge
-from millstream.mixture.recipe import DatatroveFilter, Filter, LengthFilter, SymbolFilter
+from millstream.mixture.native import judge, packages, require_packages
+from millstream.mixture.rules import DatatroveFilter, Filter, LengthFilter, SymbolFilter
 
 VERSION = "filter/2"
 
@@ -34,6 +34,24 @@ def apply_filters(documents: pl.DataFrame, filters: Sequence[Filter], domain: st
         documents, dropped = _apply(documents, rule)
         excluded.append(exclusions(dropped, domain, "filter"))
     return Filtered(documents, pl.concat([pl.DataFrame(schema=EXCLUSION_SCHEMA), *excluded]))
+
+
+def check_rule(rule: Filter) -> None:
+    """Check that a rule can be applied here, before work starts.
+
+    Raises:
+        RecipeError: a datatrove class does not exist or does not take its parameters.
+        SetupError: a package is not installed.
+    """
+    if isinstance(rule, DatatroveFilter):
+        check_filter(rule)
+    elif not isinstance(rule, LengthFilter | SymbolFilter):
+        require_packages(*packages(rule))
+
+
+def libraries(rule: Filter) -> tuple[str, ...]:
+    """Distributions other than Polars whose versions a rule's decisions may depend on."""
+    return () if isinstance(rule, LengthFilter | SymbolFilter) else ("datatrove", "numba", "spacy")
 
 
 def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from millstream.mixture.kernels import repetition, word_hashes
-from millstream.mixture.recipe import FinewebQuality, GopherQuality, GopherRepetition
+from millstream.mixture.rules import FinewebQuality, GopherQuality, GopherRepetition
 from millstream.mixture.words import Vocabulary
 
 SPACE = "".join(chr(c) for c in range(0x110000) if chr(c).isspace())

@@ -1,4 +1,4 @@
-"""Words as datatrove splits English: spaCy's rules, learnt once a distinct chunk.
+"""Words as datatrove splits English (spaCy's rules), or by a plain regex; learnt once a distinct chunk.
 
 spaCy's rule tokenizer cuts at white space first and treats every chunk on its own, so a memo from chunk to
 words gives its words exactly, and a text of known chunks costs no spaCy at all. What filters ask of a
@@ -7,11 +7,12 @@ chunk (words, letters, stop words) is counted when it is learnt.
 The memo grows with the number of distinct chunks; a task keeps one for the documents it reads.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import polars as pl
@@ -19,6 +20,9 @@ from numpy.typing import NDArray
 
 NOT_SPACE = r"[^\s\x1c-\x1f]+"
 """Chunks: runs of what ``str.isspace`` is false for; Rust's ``\\s`` lacks the four separators."""
+
+UNICODE_WORD = re.compile(r"\w+|[^\w\s]")
+"""Words of the splitter ``unicode``, within a chunk: a run of word characters, or any other character by itself."""
 
 CHUNK_SCHEMA = pl.Schema(
     {
@@ -49,10 +53,10 @@ class Words:
 class Vocabulary:
     """The memo. ``stop_words`` (at most 64) get a bit each in the order given."""
 
-    def __init__(self, stop_words: Sequence[str]) -> None:
+    def __init__(self, stop_words: Sequence[str], splitter: Literal["spacy", "unicode"] = "spacy") -> None:
         from datatrove.utils.text import PUNCTUATION_SET
 
-        self._split = _spacy()
+        self._split: Callable[[str], list[str]] = _spacy() if splitter == "spacy" else UNICODE_WORD.findall
         self._punctuation = PUNCTUATION_SET
         self._stop = {word: 1 << bit for bit, word in enumerate(stop_words)}
         self._word_ids: dict[str, int] = {}

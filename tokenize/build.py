@@ -14,9 +14,9 @@ from millstream.canonical import digest
 from millstream.errors import SetupError, UsageError
 from millstream.files import sha256_file
 from millstream.mixture.contamination import build_index
-from millstream.mixture.datatrove_filter import check_filter
+from millstream.mixture.filters import check_rule
 from millstream.mixture.native import require_packages
-from millstream.mixture.recipe import Corpus, DatatroveFilter, LengthFilter, Recipe, SymbolFilter
+from millstream.mixture.recipe import Corpus, Recipe
 from millstream.mixture.sources import list_files
 from millstream.tokenize.curate import check_not_empty, evaluation_sets, read_units
 from millstream.tokenize.duplicates import Key, band_units, check_removed, dedup_units, has_edits, near_unit
@@ -141,10 +141,7 @@ def check_before(corpus: Corpus, base: Path, root: Path) -> list[str]:
     if corpus.dedup.near is not None:
         require_packages()
     for rule in [*corpus.filters, *(rule for domain in corpus.domains for rule in domain.filters)]:
-        if isinstance(rule, DatatroveFilter):
-            check_filter(rule)
-        elif not isinstance(rule, LengthFilter | SymbolFilter):
-            require_packages()
+        check_rule(rule)
     size = sum(file.size for source in corpus.sources for file in list_files(source, base))
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -22,15 +22,8 @@ from millstream.files import sha256_file
 from millstream.mixture import contamination, filters, reading
 from millstream.mixture.contamination import EvaluationSet, find_contaminated
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
-from millstream.mixture.recipe import (
-    Corpus,
-    Decontaminate,
-    Domain,
-    Filter,
-    LengthFilter,
-    Source,
-    SymbolFilter,
-)
+from millstream.mixture.recipe import Corpus, Decontaminate, Domain, Source
+from millstream.mixture.rules import Filter
 from millstream.mixture.sources import SourceFile, list_files, read_file
 from millstream.tokenize.work import Unit
 
@@ -204,14 +197,12 @@ def _read_key(
     files: list[tuple[str, str]],
     evaluation: Sequence[EvaluationSet],
 ) -> str:
-    libraries = ["polars"]
-    if any(not isinstance(rule, LengthFilter | SymbolFilter) for rule in rules):
-        libraries += ["datatrove", "numba", "spacy"]
+    libraries = {"polars", *(name for rule in rules for name in filters.libraries(rule))}
     how = source.model_dump(mode="json", exclude={"root", "package", "version", "files"})
     return digest(
         {
             "versions": [reading.VERSION, filters.VERSION, contamination.VERSION],
-            "libraries": {name: library_version(name) for name in libraries},
+            "libraries": {name: library_version(name) for name in sorted(libraries)},
             "unicode": unicodedata.unidata_version,
             "seed": corpus.seed,
             "domain": domain.name,
