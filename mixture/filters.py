@@ -9,7 +9,8 @@ import polars as pl
 from millstream.mixture.datatrove_filter import check_filter, edited, run_datatrove_filter
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
 from millstream.mixture.native import judge, packages, require_packages
-from millstream.mixture.rules import DatatroveFilter, Filter, LengthFilter, SymbolFilter
+from millstream.mixture.pii import mask_pii
+from millstream.mixture.rules import DatatroveFilter, Filter, LengthFilter, Pii, SymbolFilter
 
 VERSION = "filter/2"
 
@@ -45,13 +46,15 @@ def check_rule(rule: Filter) -> None:
     """
     if isinstance(rule, DatatroveFilter):
         check_filter(rule)
-    elif not isinstance(rule, LengthFilter | SymbolFilter):
+    elif not isinstance(rule, LengthFilter | SymbolFilter | Pii):
         require_packages(*packages(rule))
 
 
 def libraries(rule: Filter) -> tuple[str, ...]:
     """Distributions other than Polars whose versions a rule's decisions may depend on."""
-    return () if isinstance(rule, LengthFilter | SymbolFilter) else ("datatrove", "numba", "spacy")
+    if isinstance(rule, LengthFilter | SymbolFilter):
+        return ()
+    return ("datatrove",) if isinstance(rule, Pii) else ("datatrove", "numba", "spacy")
 
 
 def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -60,6 +63,8 @@ def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.Data
         return run_datatrove_filter(documents, rule)
     if isinstance(rule, LengthFilter | SymbolFilter):
         verdicts = documents.select(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
+    elif isinstance(rule, Pii):
+        verdicts = mask_pii(documents, rule)
     else:
         verdicts = judge(documents, rule)
     judged = pl.concat([documents, verdicts], how="horizontal")

@@ -113,9 +113,31 @@ class C4Quality(Section):
     filter_policy: bool = True
 
 
+class Pii(Section):
+    """Mask e-mail and IP addresses with datatrove's definitions; edits the text, drops nothing."""
+
+    rule: Literal["pii"]
+    remove_emails: bool = True
+    remove_ips: bool = True
+    only_remove_public_ips: bool = True
+    email_replacement: tuple[str, ...] = Field(("email@example.com", "firstname.lastname@example.org"), min_length=1)
+    """Masks; a hash of the address chooses one, so that no other document matters (datatrove takes turns)."""
+    ip_replacement: tuple[str, ...] = Field(
+        (
+            "22.214.171.124",
+            "126.96.36.199",
+            "188.8.131.52",
+            "184.108.40.206",
+            "220.127.116.11",
+            "18.104.22.168",
+        ),
+        min_length=1,
+    )
+
+
 WordRule = GopherQuality | GopherRepetition | FinewebQuality
 
 Filter = Annotated[
-    LengthFilter | SymbolFilter | GopherQuality | GopherRepetition | FinewebQuality | C4Quality | DatatroveFilter,
+    LengthFilter | SymbolFilter | GopherQuality | GopherRepetition | FinewebQuality | C4Quality | Pii | DatatroveFilter,
     Field(discriminator="rule"),
 ]
