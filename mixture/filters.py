@@ -6,11 +6,11 @@ from fractions import Fraction
 
 import polars as pl
 
-from millstream.mixture.datatrove_filter import check_filter, edited, run_datatrove_filter
+from millstream.mixture.datatrove_filter import check_class, edited, run_datatrove_filter, run_datatrove_formatter
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
 from millstream.mixture.native import judge, packages, require_packages
 from millstream.mixture.pii import mask_pii
-from millstream.mixture.rules import DatatroveFilter, Filter, LengthFilter, Pii, SymbolFilter
+from millstream.mixture.rules import DatatroveFilter, DatatroveFormatter, Filter, LengthFilter, Pii, SymbolFilter
 
 VERSION = "filter/2"
 
@@ -44,8 +44,8 @@ def check_rule(rule: Filter) -> None:
         RecipeError: a datatrove class does not exist or does not take its parameters.
         SetupError: a package is not installed.
     """
-    if isinstance(rule, DatatroveFilter):
-        check_filter(rule)
+    if isinstance(rule, DatatroveFilter | DatatroveFormatter):
+        check_class(rule)
     elif not isinstance(rule, LengthFilter | SymbolFilter | Pii):
         require_packages(*packages(rule))
 
@@ -54,6 +54,8 @@ def libraries(rule: Filter) -> tuple[str, ...]:
     """Distributions other than Polars whose versions a rule's decisions may depend on."""
     if isinstance(rule, LengthFilter | SymbolFilter):
         return ()
+    if isinstance(rule, DatatroveFormatter):
+        return ("datatrove", "ftfy")
     return ("datatrove",) if isinstance(rule, Pii) else ("datatrove", "numba", "spacy")
 
 
@@ -61,6 +63,8 @@ def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.Data
     """Documents that stay, and those dropped with ``rule``, ``value`` and ``threshold``."""
     if isinstance(rule, DatatroveFilter):
         return run_datatrove_filter(documents, rule)
+    if isinstance(rule, DatatroveFormatter):
+        return run_datatrove_formatter(documents, rule)
     if isinstance(rule, LengthFilter | SymbolFilter):
         verdicts = documents.select(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
     elif isinstance(rule, Pii):

@@ -41,6 +41,15 @@ class DatatroveFilter(Section):
     params: dict[str, Any] = {}
 
 
+class DatatroveFormatter(Section):
+    """Any datatrove formatter by its class path, with its own parameters; edits the text."""
+
+    rule: Literal["datatrove-formatter"]
+    formatter: str
+    """``module.Class`` below ``datatrove.pipeline.formatters``, or a full dotted path."""
+    params: dict[str, Any] = {}
+
+
 class GopherQuality(Section):
     """Gopher's quality rules with datatrove's definitions; ``null`` or 0 turns a rule off."""
 
@@ -138,6 +147,14 @@ class Pii(Section):
 WordRule = GopherQuality | GopherRepetition | FinewebQuality
 
 Filter = Annotated[
-    LengthFilter | SymbolFilter | GopherQuality | GopherRepetition | FinewebQuality | C4Quality | Pii | DatatroveFilter,
+    LengthFilter
+    | SymbolFilter
+    | GopherQuality
+    | GopherRepetition
+    | FinewebQuality
+    | C4Quality
+    | Pii
+    | DatatroveFilter
+    | DatatroveFormatter,
     Field(discriminator="rule"),
 ]

@@ -6,15 +6,18 @@ from typing import Any
 
 import polars as pl
 import pytest
-from corpora import build, documents, recipe_dict, texts, write_jsonl
+from corpora import build, documents, exclusions, recipe_dict, texts, write_jsonl
 from datatrove.data import Document
 from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter
+from datatrove.pipeline.formatters import SymbolLinesFormatter
 from datatrove.pipeline.formatters.pii import PIIFormatter
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from test_mixture_rules import fuzzed_texts, real_texts
 
+from millstream.errors import RecipeError
+from millstream.mixture.datatrove_filter import check_class
 from millstream.mixture.native import judge
 from millstream.mixture.pii import mask_pii
 from millstream.mixture.rules import Filter
@@ -103,3 +106,35 @@ def test_masked_documents_say_so(tmp_path: Path) -> None:
     assert edited["edits"].to_list() == [["Pii"]]
     assert edited["doc_key"].item() != edited["text_key"].item()
     assert table.filter(pl.col("locator") == "a.jsonl:2")["edits"].to_list() == [[]]
+
+
+def test_formatters_run_by_name_each_document_by_itself(tmp_path: Path) -> None:
+    cases = ["Kept\n----\n\n***\nalso  kept", "---\n***", "ann@mail.org bob@mail.org", "plain"]
+    write_jsonl(tmp_path / "in" / "law" / "a.jsonl", [{"text": text} for text in cases])
+    rules = [
+        {"rule": "datatrove-formatter", "formatter": "symbol_lines_remover.SymbolLinesFormatter"},
+        {"rule": "datatrove-formatter", "formatter": "pii.PIIFormatter", "params": {"remove_ips": False}},
+        {"rule": "datatrove-formatter", "formatter": "pii.PIIFormatter", "params": {"email_replacement": "x"}},
+    ]
+    build(tmp_path, recipe_dict(tmp_path / "in", ["law"], corpus={"filters": rules}))
+    kept = {doc_id[-1]: text for doc_id, text in texts(tmp_path / "corpus", "law").items()}
+    assert kept == {"1": SymbolLinesFormatter().format(cases[0]), "3": "x x", "4": "plain"}
+    dropped = exclusions(tmp_path / "corpus").select("locator", "rule", "value").rows()
+    assert dropped == [("a.jsonl:2", "SymbolLinesFormatter", "no text left")]
+    edits = dict(documents(tmp_path / "corpus", "law").select("locator", "edits").iter_rows())
+    assert edits["a.jsonl:3"] == ["PIIFormatter", "PIIFormatter"]
+
+
+@pytest.mark.parametrize(
+    ("path", "params", "message"),
+    [
+        ("os.system", {}, "no such class below datatrove.pipeline.formatters"),
+        ("base.BaseFormatter", {}, "abstract"),
+        ("pii.PIIReplacer", {}, "not a datatrove formatter"),
+        ("datatrove.pipeline.filters.regex_filter.RegexFilter", {}, "no such class"),
+        ("pii.PIIFormatter", {"no": 1}, "unexpected keyword argument"),
+    ],
+)
+def test_a_formatter_that_cannot_be_made_is_named(path: str, params: dict[str, Any], message: str) -> None:
+    with pytest.raises(RecipeError, match=message):
+        check_class(rule_of("datatrove-formatter", formatter=path, params=params))
