@@ -10,7 +10,16 @@ from millstream.mixture.datatrove_filter import check_class, edited, run_datatro
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
 from millstream.mixture.native import judge, packages, require_packages
 from millstream.mixture.pii import mask_pii
-from millstream.mixture.rules import DatatroveFilter, DatatroveFormatter, Filter, LengthFilter, Pii, SymbolFilter
+from millstream.mixture.rules import (
+    DatatroveFilter,
+    DatatroveFormatter,
+    Filter,
+    LengthFilter,
+    Pii,
+    SymbolFilter,
+    UrlLists,
+)
+from millstream.mixture.url_lists import require_tldextract, url_lists
 
 VERSION = "filter/2"
 
@@ -46,6 +55,8 @@ def check_rule(rule: Filter) -> None:
     """
     if isinstance(rule, DatatroveFilter | DatatroveFormatter):
         check_class(rule)
+    elif isinstance(rule, UrlLists):
+        require_tldextract()
     elif not isinstance(rule, LengthFilter | SymbolFilter | Pii):
         require_packages(*packages(rule))
 
@@ -56,6 +67,8 @@ def libraries(rule: Filter) -> tuple[str, ...]:
         return ()
     if isinstance(rule, DatatroveFormatter):
         return ("datatrove", "ftfy")
+    if isinstance(rule, UrlLists):
+        return ("datatrove", "tldextract")
     return ("datatrove",) if isinstance(rule, Pii) else ("datatrove", "numba", "spacy")
 
 
@@ -67,6 +80,8 @@ def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.Data
         return run_datatrove_formatter(documents, rule)
     if isinstance(rule, LengthFilter | SymbolFilter):
         verdicts = documents.select(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
+    elif isinstance(rule, UrlLists):
+        verdicts = url_lists(documents, rule)
     elif isinstance(rule, Pii):
         verdicts = mask_pii(documents, rule)
     else:

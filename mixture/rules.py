@@ -122,6 +122,31 @@ class C4Quality(Section):
     filter_policy: bool = True
 
 
+Entries = str | tuple[str, ...]
+"""Entries one by one, or the path of a file with one a line; a relative path starts at the recipe's folder."""
+
+
+class UrlLists(Section):
+    """Drop documents by their ``url`` with datatrove's lists and definitions; those without one are kept.
+
+    Lists are entries, or the path of a file with one a line; a relative path starts at the recipe's folder.
+    """
+
+    rule: Literal["url-lists"]
+    domains: Entries = ()
+    """Registered domains, and whole hosts."""
+    urls: Entries = ()
+    banned_words: Entries = ()
+    """Words between anything but ASCII letters and digits."""
+    banned_subwords: Entries = ()
+    """Looked for in the address without anything but ASCII letters and digits, in lower case."""
+    soft_banned_words: Entries = ()
+    soft_word_threshold: int = Field(2, ge=1)
+    """Distinct soft banned words from which a document is dropped."""
+    use_integrated_lists: bool = True
+    """datatrove's own lists too (4.6 million domains)."""
+
+
 class Pii(Section):
     """Mask e-mail and IP addresses with datatrove's definitions; edits the text, drops nothing."""
 
@@ -153,6 +178,7 @@ Filter = Annotated[
     | GopherRepetition
     | FinewebQuality
     | C4Quality
+    | UrlLists
     | Pii
     | DatatroveFilter
     | DatatroveFormatter,

@@ -1,6 +1,9 @@
 """Rules on addresses, personal data, bad words and languages: decisions and texts equal to datatrove's classes."""
 
+import hashlib
+import json
 import re
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -8,19 +11,22 @@ import polars as pl
 import pytest
 from corpora import build, documents, exclusions, recipe_dict, texts, write_jsonl
 from datatrove.data import Document
-from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter
+from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter, URLFilter
 from datatrove.pipeline.formatters import SymbolLinesFormatter
 from datatrove.pipeline.formatters.pii import PIIFormatter
-from hypothesis import given
+from datatrove.utils._import_utils import ASSETS_PATH
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from test_mixture_rules import fuzzed_texts, real_texts
+from tldextract import TLDExtract
 
-from millstream.errors import RecipeError
+from millstream.errors import InputError, RecipeError
 from millstream.mixture.datatrove_filter import check_class
 from millstream.mixture.native import judge
 from millstream.mixture.pii import mask_pii
 from millstream.mixture.rules import Filter
+from millstream.mixture.url_lists import url_lists
 
 
 def rule_of(name: str, **params: Any) -> Any:
@@ -66,11 +72,11 @@ PII_SETTINGS = st.fixed_dictionaries(
 
 
 @given(TEXTS, PII_SETTINGS)
-def test_masked_texts_are_datatroves(cases: list[str], settings: dict[str, bool]) -> None:
+def test_masked_texts_are_datatroves(cases: list[str], switches: dict[str, bool]) -> None:
     masks = {"email_replacement": ("someone@8.8.4.4",), "ip_replacement": ("0.0.0.0",)}
-    theirs = PIIFormatter(**settings, **masks)
+    theirs = PIIFormatter(**switches, **masks)
     table = pl.DataFrame({"text": cases}, schema={"text": pl.String})
-    ours = mask_pii(table, rule_of("pii", **settings, **masks))
+    ours = mask_pii(table, rule_of("pii", **switches, **masks))
     assert ours["new"].to_list() == [theirs.format(text) for text in cases]
     assert ours["rule"].is_null().all()
     assert table["text"].to_list() == cases
@@ -138,3 +144,102 @@ def test_formatters_run_by_name_each_document_by_itself(tmp_path: Path) -> None:
 def test_a_formatter_that_cannot_be_made_is_named(path: str, params: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         check_class(rule_of("datatrove-formatter", formatter=path, params=params))
+
+
+URL_LISTS: dict[str, list[str]] = {
+    "domains": ["evil.com", "sub.fine.org", "bad.co.uk", "xn--bcher-kva.example", "#good.org", "user.github.io"],
+    "urls": ["https://fine.org/bad page", "HTTP://fine.org/B"],
+    "banned_words": ["Porn", "#fine", "x-rated"],
+    "banned_subwords": ["Big Game", "#org", "zz"],
+    "soft_banned_words": ["bet", "casino", "win", "#path"],
+}
+URL_PARTS = """http:// https:// HTTP:// // ftp:// a: evil.com Evil.COM www.evil.com. sub.fine.org fine.org bad.co.uk
+co.uk github.io user.github.io bücher.example xn--bcher-kva.example 8.8.8.8 [::1] localhost user:pw@ :80 / ? # // . ..
+% - _ é 。 bad Porn porn PORN xrated x-rated bet casino win big game BigGame zZ path index.html &q=1 ſ K"""
+URL_PART = st.sampled_from([*URL_PARTS.split(), " "]) | st.text(max_size=2)
+URLS = st.lists(st.lists(URL_PART, min_size=1, max_size=9).map("".join).filter(bool), max_size=20)
+EXTRACTOR = TLDExtract(cache_dir=None, suffix_list_urls=())
+
+
+def url_filter(**params: Any) -> URLFilter:
+    made = URLFilter(**params)
+    made.tldextractor = EXTRACTOR
+    return made
+
+
+def decisions(theirs: URLFilter, urls: list[str]) -> list[str | None]:
+    verdicts = [theirs.filter(Document(text="", id="x", metadata={"url": url})) for url in urls]
+    return [None if verdict is True else verdict[1] for verdict in verdicts]
+
+
+@settings(deadline=None)
+@given(URLS, st.integers(1, 3))
+def test_addresses_are_judged_as_datatrove_does(urls: list[str], soft: int) -> None:
+    lists = {("extra_" + name if name in ("domains", "urls") else name): given for name, given in URL_LISTS.items()}
+    theirs = url_filter(soft_word_threshold=soft, use_integrated_lists=False, **lists)
+    rule = rule_of("url-lists", soft_word_threshold=soft, use_integrated_lists=False, **URL_LISTS)
+    judged = url_lists(pl.DataFrame({"url": urls}, schema={"url": pl.String}), rule)
+    assert judged["rule"].to_list() == decisions(theirs, urls)
+    assert (judged["rule"].is_null() == judged["value"].is_null()).all()
+    assert (judged["rule"].is_null() == judged["threshold"].is_null()).all()
+
+
+def test_an_address_says_what_dropped_it_and_none_is_kept() -> None:
+    cases: list[tuple[str | None, tuple[str, ...] | None]] = [
+        ("https://www.evil.com/", ("domain", "evil.com", "domains")),
+        ("https://sub.fine.org/", ("subdomain", "sub.fine.org", "domains")),
+        ("https://fine.org/bad page", ("url", "https://fine.org/bad page", "urls")),
+        ("https://fine.org/xrated/porn", ("hard_blacklisted", "porn", "banned_words")),
+        ("https://fine.org/win?bet", ("soft_blacklisted", "2: bet, win", "soft_word_threshold 2")),
+        ("https://fine.org/a-BIG-game", ("blacklisted_subword", "biggame", "banned_subwords")),
+        ("https://fine.org/good", None),
+        (None, None),
+        ("", None),
+    ]
+    table = pl.DataFrame({"url": [url for url, _ in cases]})
+    judged = url_lists(table, rule_of("url-lists", use_integrated_lists=False, **URL_LISTS))
+    assert judged.rows() == [expected or (None, None, None) for _, expected in cases]
+    nothing = url_lists(table, rule_of("url-lists", use_integrated_lists=False))
+    assert nothing["rule"].is_null().all()
+
+
+def test_datatroves_own_lists_are_read_where_they_lie(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(Path(ASSETS_PATH) / "url_filterblacklistsv0_3_0.tar.gz") as tar:
+        members = {Path(m.name).name: tar.extractfile(m) for m in tar if m.isfile()}
+        blocked = {name: file.read().decode().split("\n") for name, file in members.items() if file is not None}
+    banned = [word for word in (Path(ASSETS_PATH) / "banned_words.txt").read_text().split() if word[0] != "#"]
+    urls = [f"https://{www}{domain}/a" for domain in blocked["domains"][::20_000] for www in ("", "www.")]
+    urls += [*blocked["urls"][::500], *(f"http://{url}" for url in blocked["urls"][::5000])]
+    urls += [f"https://example.org/{word}/" for word in banned]
+    urls += [f"https://docs{n}.example.org/guide/{n}.html" for n in range(50)]
+    monkeypatch.setattr("datatrove.pipeline.filters.url_filter.cached_assets_path", lambda **_: str(tmp_path))
+    judged = url_lists(pl.DataFrame({"url": urls}), rule_of("url-lists"))
+    assert judged["rule"].to_list() == decisions(url_filter(), urls)
+    assert set(judged["rule"]) >= {"domain", "subdomain", "url", "hard_blacklisted", None}
+
+
+def test_a_list_file_is_found_from_the_recipe_and_its_content_counts(tmp_path: Path) -> None:
+    records = [{"text": f"About {host}.", "url": f"https://{host}.com/"} for host in ("one", "two")]
+    write_jsonl(tmp_path / "in" / "law" / "a.jsonl", [*records, {"text": "About nothing."}])
+    blocked = tmp_path / "lists" / "domains.txt"
+    blocked.parent.mkdir()
+    blocked.write_text("# ours\none.com\n\n")
+    rules = [{"rule": "url-lists", "domains": "lists/domains.txt", "use_integrated_lists": False}]
+    recipe = recipe_dict(tmp_path / "in", ["law"], corpus={"filters": rules})
+    build(tmp_path, recipe)
+    root = tmp_path / "corpus"
+    shown = ("locator", "rule", "value", "threshold")
+    assert exclusions(root).select(shown).rows() == [("a.jsonl:1", "domain", "one.com", "domains")]
+    blocked.write_text("two.com")
+    build(tmp_path, recipe)
+    assert exclusions(root).select(shown).rows() == [("a.jsonl:2", "domain", "two.com", "domains")]
+    noted = json.loads((root / "corpus.json").read_text())["build"]["rule_files"]
+    assert noted == {"lists/domains.txt": hashlib.sha256(b"two.com").hexdigest()}
+    keys = {path.name for path in (root / ".work" / "read").iterdir()}
+    (tmp_path / "domains.txt").write_text("two.com")
+    rules[0]["domains"] = "domains.txt"
+    build(tmp_path, recipe)
+    assert keys >= {path.name for path in (root / ".work" / "read").iterdir()}
+    (tmp_path / "domains.txt").unlink()
+    with pytest.raises(InputError, match=r"domains\.txt: the file that 'domains' of the rule"):
+        build(tmp_path, recipe)

@@ -17,6 +17,7 @@ from millstream.mixture.contamination import build_index
 from millstream.mixture.filters import check_rule
 from millstream.mixture.native import require_packages
 from millstream.mixture.recipe import Corpus, Recipe
+from millstream.mixture.rule_files import located
 from millstream.mixture.sources import list_files
 from millstream.tokenize.curate import check_not_empty, evaluation_sets, read_units
 from millstream.tokenize.duplicates import Key, band_units, check_removed, dedup_units, has_edits, near_unit
@@ -141,7 +142,7 @@ def check_before(corpus: Corpus, base: Path, root: Path) -> list[str]:
     if corpus.dedup.near is not None:
         require_packages()
     for rule in [*corpus.filters, *(rule for domain in corpus.domains for rule in domain.filters)]:
-        check_rule(rule)
+        check_rule(located(rule, base))
     size = sum(file.size for source in corpus.sources for file in list_files(source, base))
     try:
         root.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from millstream.canonical import digest
 from millstream.errors import InputError
 from millstream.files import sha256_file
-from millstream.mixture import contamination, filters, reading
+from millstream.mixture import contamination, filters, reading, rule_files
 from millstream.mixture.contamination import EvaluationSet, find_contaminated
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
 from millstream.mixture.recipe import Corpus, Decontaminate, Domain, Source
@@ -53,14 +53,15 @@ class ReadUnit:
 def read_units(corpus: Corpus, base: Path, work: Path) -> list[ReadUnit]:
     """Units of the reading stage, in recipe order.
 
-    A unit's key covers the files' contents, how they are read, the filters and the libraries that decide.
+    A unit's key covers the files' contents, how they are read, the filters, files that these name, and the libraries
+    that decide.
     """
     known = Fingerprints(work / "files.json")
     evaluation = evaluation_sets(corpus, base)
     sources = {source.name: source for source in corpus.sources}
     units = []
     for domain in corpus.domains:
-        rules = (*corpus.filters, *domain.filters)
+        rules = tuple(rule_files.located(rule, base) for rule in (*corpus.filters, *domain.filters))
         for name in domain.sources:
             source = sources[name]
             for files in _groups(list_files(source, base)):
@@ -133,6 +134,15 @@ def evaluation_sets(corpus: Corpus, base: Path) -> tuple[EvaluationSet, ...]:
             raise InputError(f"{path}: evaluation set '{each.name}' is missing; a corpus is not built without it")
         found.append(EvaluationSet(name=each.name, path=path, sha256=sha256_file(path), fields=each.fields))
     return tuple(found)
+
+
+def rule_file_digests(corpus: Corpus, base: Path) -> dict[str, str]:
+    """SHA-256 of the files that rules name, by the path in the recipe."""
+    found: dict[str, str] = {}
+    for rule in (*corpus.filters, *(rule for domain in corpus.domains for rule in domain.filters)):
+        sums = rule_files.digests(rule_files.located(rule, base))
+        found |= {getattr(rule, name): sha256 for name, sha256 in sums.items()}
+    return found
 
 
 def check_not_empty(corpus: Corpus, reads: Sequence[ReadUnit]) -> None:
@@ -211,7 +221,7 @@ def _read_key(
             "decontaminate": corpus.decontaminate.model_dump(mode="json", exclude={"sets"})
             if corpus.decontaminate
             else None,
-            "rules": [rule.model_dump(mode="json") for rule in rules],
+            "rules": [rule_files.described(rule) for rule in rules],
             "files": [list(file) for file in files],
         }
     )

@@ -13,7 +13,7 @@ import millstream
 from millstream.errors import InputError
 from millstream.files import replacing
 from millstream.mixture.recipe import Recipe
-from millstream.tokenize.curate import ReadUnit, check_conserved, evaluation_sets
+from millstream.tokenize.curate import ReadUnit, check_conserved, evaluation_sets, rule_file_digests
 from millstream.tokenize.lock import LOCK
 from millstream.tokenize.manifest import (
     MANIFEST,
@@ -95,6 +95,7 @@ def seal(
             "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
             "python": platform.python_version(),
             "evaluation": {each.name: each.sha256 for each in evaluation_sets(recipe.corpus, base)},
+            "rule_files": rule_file_digests(recipe.corpus, base),
             "packages": {s.package: importlib.metadata.version(s.package) for s in recipe.corpus.sources if s.package},
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         },

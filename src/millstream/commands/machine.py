@@ -23,6 +23,7 @@ EXTRAS = {
     "matplotlib": "train",
     "spacy": "filters",
     "numba": "filters",
+    "tldextract": "urls",
 }
 
 
