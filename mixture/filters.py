@@ -6,11 +6,14 @@ from fractions import Fraction
 
 import polars as pl
 
+from millstream.mixture.bad_words import bad_words, check_words
 from millstream.mixture.datatrove_filter import check_class, edited, run_datatrove_filter, run_datatrove_formatter
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
 from millstream.mixture.native import judge, packages, require_packages
 from millstream.mixture.pii import mask_pii
 from millstream.mixture.rules import (
+    BadWords,
+    C4Quality,
     DatatroveFilter,
     DatatroveFormatter,
     Filter,
@@ -18,6 +21,7 @@ from millstream.mixture.rules import (
     Pii,
     SymbolFilter,
     UrlLists,
+    WordRule,
 )
 from millstream.mixture.url_lists import require_tldextract, url_lists
 
@@ -51,12 +55,15 @@ def check_rule(rule: Filter) -> None:
 
     Raises:
         RecipeError: a datatrove class does not exist or does not take its parameters.
+        InputError: a file of the rule does not hold what it should.
         SetupError: a package is not installed.
     """
     if isinstance(rule, DatatroveFilter | DatatroveFormatter):
         check_class(rule)
     elif isinstance(rule, UrlLists):
         require_tldextract()
+    elif isinstance(rule, BadWords):
+        check_words(rule)
     elif not isinstance(rule, LengthFilter | SymbolFilter | Pii):
         require_packages(*packages(rule))
 
@@ -69,7 +76,7 @@ def libraries(rule: Filter) -> tuple[str, ...]:
         return ("datatrove", "ftfy")
     if isinstance(rule, UrlLists):
         return ("datatrove", "tldextract")
-    return ("datatrove",) if isinstance(rule, Pii) else ("datatrove", "numba", "spacy")
+    return ("datatrove",) if isinstance(rule, Pii | BadWords) else ("datatrove", "numba", "spacy")
 
 
 def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.DataFrame]:
@@ -78,20 +85,27 @@ def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.Data
         return run_datatrove_filter(documents, rule)
     if isinstance(rule, DatatroveFormatter):
         return run_datatrove_formatter(documents, rule)
-    if isinstance(rule, LengthFilter | SymbolFilter):
-        verdicts = documents.select(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
-    elif isinstance(rule, UrlLists):
-        verdicts = url_lists(documents, rule)
-    elif isinstance(rule, Pii):
-        verdicts = mask_pii(documents, rule)
-    else:
-        verdicts = judge(documents, rule)
-    judged = pl.concat([documents, verdicts], how="horizontal")
+    judged = pl.concat([documents, _verdicts(documents, rule)], how="horizontal")
     dropped = judged.filter(pl.col("rule").is_not_null())
     kept = judged.filter(pl.col("rule").is_null())
     if "new" in kept.columns:
         return edited(kept, type(rule).__name__), dropped
     return kept.select(DOCUMENT_SCHEMA.names()), dropped
+
+
+def _verdicts(
+    documents: pl.DataFrame, rule: WordRule | C4Quality | LengthFilter | SymbolFilter | UrlLists | Pii | BadWords
+) -> pl.DataFrame:
+    """``rule``, ``value`` and ``threshold`` for each document, null where it stays; ``new`` where texts are edited."""
+    if isinstance(rule, LengthFilter | SymbolFilter):
+        return documents.select(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
+    if isinstance(rule, UrlLists):
+        return url_lists(documents, rule)
+    if isinstance(rule, Pii):
+        return mask_pii(documents, rule)
+    if isinstance(rule, BadWords):
+        return bad_words(documents, rule)
+    return judge(documents, rule)
 
 
 def exclusions(dropped: pl.DataFrame, domain: str, stage: str) -> pl.DataFrame:

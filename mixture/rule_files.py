@@ -6,10 +6,11 @@ from typing import Any
 
 from millstream.errors import InputError
 from millstream.files import sha256_file
-from millstream.mixture.rules import Filter, UrlLists
+from millstream.mixture.rules import BadWords, Filter, UrlLists
 
 FIELDS: dict[type, tuple[str, ...]] = {
     UrlLists: ("domains", "urls", "banned_words", "banned_subwords", "soft_banned_words"),
+    BadWords: ("words",),
 }
 """Fields of a rule in which a string is the path of a file."""
 
@@ -46,8 +47,12 @@ def stamps(rule: Filter) -> tuple[Stamp, ...]:
     return tuple((str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in paths)
 
 
-def entries(given: str | tuple[str, ...]) -> list[str]:
-    """Entries given one by one or by a file's path: lines without blanks around, ``#`` in front leaves out.
+def entries(given: str | tuple[str, ...], *, comments: bool = True) -> list[str]:
+    """Entries given one by one or by a file's path: lines without blanks around, none of them empty.
+
+    Args:
+        given: the entries, or the path.
+        comments: leave out what begins with ``#``.
 
     Raises:
         InputError: the file is not UTF-8.
@@ -56,7 +61,7 @@ def entries(given: str | tuple[str, ...]) -> list[str]:
         lines = Path(given).read_text("utf-8").split("\n") if isinstance(given, str) else given
     except UnicodeDecodeError as error:
         raise InputError(f"{given}: not UTF-8 at byte {error.start}") from error
-    return [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+    return [line.strip() for line in lines if line.strip() and not (comments and line.startswith("#"))]
 
 
 def _paths(rule: Filter) -> dict[str, str]:

@@ -169,6 +169,19 @@ class Pii(Section):
     )
 
 
+class BadWords(Section):
+    """Drop documents with words of a list, with datatrove's C4 definitions; texts are looked at in lower case."""
+
+    rule: Literal["bad-words"]
+    words: Entries
+    """Entries, or the path of a file with one a line; a relative path starts at the recipe's folder."""
+    language: str = "en"
+    """``ja``, ``th``, ``zh``: words count wherever they stand; else between characters that are in no word."""
+    keep_fraction: Exact = Field(Decimal(0), ge=0, le=1)
+    """Share of the documents with such words that stay, chosen by keyed hash of ``doc_key``."""
+    seed: int = Field(0, ge=0)
+
+
 WordRule = GopherQuality | GopherRepetition | FinewebQuality
 
 Filter = Annotated[
@@ -180,6 +193,7 @@ Filter = Annotated[
     | C4Quality
     | UrlLists
     | Pii
+    | BadWords
     | DatatroveFilter
     | DatatroveFormatter,
     Field(discriminator="rule"),

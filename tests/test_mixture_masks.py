@@ -11,7 +11,13 @@ import polars as pl
 import pytest
 from corpora import build, documents, exclusions, recipe_dict, texts, write_jsonl
 from datatrove.data import Document
-from datatrove.pipeline.filters import FineWebQualityFilter, GopherQualityFilter, GopherRepetitionFilter, URLFilter
+from datatrove.pipeline.filters import (
+    C4BadWordsFilter,
+    FineWebQualityFilter,
+    GopherQualityFilter,
+    GopherRepetitionFilter,
+    URLFilter,
+)
 from datatrove.pipeline.formatters import SymbolLinesFormatter
 from datatrove.pipeline.formatters.pii import PIIFormatter
 from datatrove.utils._import_utils import ASSETS_PATH
@@ -22,7 +28,9 @@ from test_mixture_rules import fuzzed_texts, real_texts
 from tldextract import TLDExtract
 
 from millstream.errors import InputError, RecipeError
+from millstream.mixture.bad_words import bad_words
 from millstream.mixture.datatrove_filter import check_class
+from millstream.mixture.documents import document_key
 from millstream.mixture.native import judge
 from millstream.mixture.pii import mask_pii
 from millstream.mixture.rules import Filter
@@ -242,4 +250,96 @@ def test_a_list_file_is_found_from_the_recipe_and_its_content_counts(tmp_path: P
     assert keys >= {path.name for path in (root / ".work" / "read").iterdir()}
     (tmp_path / "domains.txt").unlink()
     with pytest.raises(InputError, match=r"domains\.txt: the file that 'domains' of the rule"):
+        build(tmp_path, recipe)
+
+
+BAD = [
+    "mill",
+    "two words",
+    "naïve",
+    "c++",
+    "Upper",
+    "istanbul",
+    "straße",
+    "ς",
+    "性",
+    "sm",
+    "世界",
+    "don't",
+    "x_y",
+    "^a$",
+]
+BAD_TEXT = """mill MILL mills two words naïve NAÏVE c++ C++ upper Upper İstanbul ISTANBUL straße STRASSE Σ ΑΣ 性 sm 世界
+你世界 don't x_y x_y_ ^a$ _ ½ é e\u0301 \u0301 ² Ⅷ ٣ - . , K ſ"""
+BAD_PARTS = [*BAD_TEXT.split(), "", " ", "\n", "\u00a0", "\x1c", " ", "-"]
+BAD_TEXTS = st.lists(st.lists(st.sampled_from(BAD_PARTS), max_size=10).map("".join), max_size=20)
+
+
+def with_keys(cases: list[str]) -> pl.DataFrame:
+    columns = {"text": cases, "doc_key": [document_key(text) for text in cases]}
+    return pl.DataFrame(columns, schema={"text": pl.String, "doc_key": pl.Binary})
+
+
+def bad_words_filter(path: Path, language: str) -> C4BadWordsFilter:
+    """datatrove's class with a list in place of the one that it downloads."""
+    made = C4BadWordsFilter(default_language=language)
+    place = "datatrove.pipeline.filters.c4_filters.cached_asset_path_or_download"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(place, lambda *_, **__: str(path))
+        made._get_badwords(language)
+    return made
+
+
+@pytest.mark.parametrize("language", ["en", "fr", "ja", "zh"])
+def test_bad_words_are_found_as_datatrove_finds_them(
+    language: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "words"
+    path.write_text("".join(f"{word} \n" for word in BAD))
+    theirs = bad_words_filter(path, language)
+    rule = rule_of("bad-words", words=str(path), language=language)
+
+    def check(cases: list[str]) -> None:
+        expected = [theirs.filter(Document(text=text, id="x")) is not True for text in cases]
+        judged = bad_words(with_keys(cases), rule)
+        assert judged["rule"].is_not_null().to_list() == expected
+        for text, word in zip(cases, judged["value"], strict=True):
+            assert word is None or (word in BAD and word in text.lower())
+
+    @settings(deadline=None)
+    @given(BAD_TEXTS)
+    def fuzzed(cases: list[str]) -> None:
+        check(cases)
+
+    check([*real_texts(), *fuzzed_texts()])
+    fuzzed()
+    monkeypatch.setattr("millstream.mixture.bad_words.HINT_CHARS", 0)
+    rule = rule_of("bad-words", words=BAD, language=language)
+    check([*real_texts(), *fuzzed_texts()])
+
+
+def test_a_share_of_documents_with_bad_words_stays_whatever_comes_before() -> None:
+    cases = [f"the mill, number {n}" for n in range(2000)]
+    rule = rule_of("bad-words", words=["mill"], keep_fraction="0.25")
+    judged = bad_words(with_keys(cases), rule)
+    assert 400 < judged["rule"].is_null().sum() < 600
+    assert bad_words(with_keys(cases[1000:]), rule)["rule"].to_list() == judged["rule"].to_list()[1000:]
+    assert bad_words(with_keys(cases), rule_of("bad-words", words=["mill"], keep_fraction=1))["rule"].is_null().all()
+    other = bad_words(with_keys(cases), rule_of("bad-words", words=["mill"], keep_fraction="0.25", seed=1))
+    assert other["rule"].to_list() != judged["rule"].to_list()
+    assert judged.drop_nulls().row(0) == ("document_removed_with_badwords", "mill", "keep_fraction 0.25")
+
+
+def test_a_word_file_is_found_from_the_recipe_and_must_hold_words(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "in" / "law" / "a.jsonl", [{"text": "The #mill."}, {"text": "The river."}])
+    rules = [{"rule": "bad-words", "words": "words.txt"}]
+    recipe = recipe_dict(tmp_path / "in", ["law"], corpus={"filters": rules})
+    (tmp_path / "words.txt").write_text("#mill\n")
+    build(tmp_path, recipe)
+    assert exclusions(tmp_path / "corpus").select("locator", "value").rows() == [("a.jsonl:1", "#mill")]
+    (tmp_path / "words.txt").write_text("\n")
+    with pytest.raises(InputError, match=r"words\.txt: the rule 'bad-words' has no word to look for"):
+        build(tmp_path, recipe)
+    (tmp_path / "words.txt").write_bytes(b"\xff")
+    with pytest.raises(InputError, match=r"words\.txt: not UTF-8 at byte 0"):
         build(tmp_path, recipe)
