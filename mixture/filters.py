@@ -9,6 +9,7 @@ import polars as pl
 from millstream.mixture.bad_words import bad_words, check_words
 from millstream.mixture.datatrove_filter import check_class, edited, run_datatrove_filter, run_datatrove_formatter
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
+from millstream.mixture.language import by_language, check_language
 from millstream.mixture.native import judge, packages, require_packages
 from millstream.mixture.pii import mask_pii
 from millstream.mixture.rules import (
@@ -17,6 +18,7 @@ from millstream.mixture.rules import (
     DatatroveFilter,
     DatatroveFormatter,
     Filter,
+    Language,
     LengthFilter,
     Pii,
     SymbolFilter,
@@ -64,6 +66,8 @@ def check_rule(rule: Filter) -> None:
         require_tldextract()
     elif isinstance(rule, BadWords):
         check_words(rule)
+    elif isinstance(rule, Language):
+        check_language(rule)
     elif not isinstance(rule, LengthFilter | SymbolFilter | Pii):
         require_packages(*packages(rule))
 
@@ -76,6 +80,8 @@ def libraries(rule: Filter) -> tuple[str, ...]:
         return ("datatrove", "ftfy")
     if isinstance(rule, UrlLists):
         return ("datatrove", "tldextract")
+    if isinstance(rule, Language):
+        return ("fasttext-numpy2-wheel",)
     return ("datatrove",) if isinstance(rule, Pii | BadWords) else ("datatrove", "numba", "spacy")
 
 
@@ -94,7 +100,8 @@ def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.Data
 
 
 def _verdicts(
-    documents: pl.DataFrame, rule: WordRule | C4Quality | LengthFilter | SymbolFilter | UrlLists | Pii | BadWords
+    documents: pl.DataFrame,
+    rule: WordRule | C4Quality | LengthFilter | SymbolFilter | UrlLists | Pii | BadWords | Language,
 ) -> pl.DataFrame:
     """``rule``, ``value`` and ``threshold`` for each document, null where it stays; ``new`` where texts are edited."""
     if isinstance(rule, LengthFilter | SymbolFilter):
@@ -105,6 +112,8 @@ def _verdicts(
         return mask_pii(documents, rule)
     if isinstance(rule, BadWords):
         return bad_words(documents, rule)
+    if isinstance(rule, Language):
+        return by_language(documents, rule)
     return judge(documents, rule)
 
 

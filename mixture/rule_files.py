@@ -6,11 +6,12 @@ from typing import Any
 
 from millstream.errors import InputError
 from millstream.files import sha256_file
-from millstream.mixture.rules import BadWords, Filter, UrlLists
+from millstream.mixture.rules import BadWords, Filter, Language, UrlLists
 
 FIELDS: dict[type, tuple[str, ...]] = {
     UrlLists: ("domains", "urls", "banned_words", "banned_subwords", "soft_banned_words"),
     BadWords: ("words",),
+    Language: ("model",),
 }
 """Fields of a rule in which a string is the path of a file."""
 

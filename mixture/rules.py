@@ -182,6 +182,17 @@ class BadWords(Section):
     seed: int = Field(0, ge=0)
 
 
+class Language(Section):
+    """Drop documents by their language, as a fastText model sees it, with datatrove's decisions."""
+
+    rule: Literal["language"]
+    model: str
+    """Path of a model such as ``lid.176.bin``; a relative path starts at the recipe's folder."""
+    languages: tuple[str, ...] = ()
+    """Labels, one of which must score above ``threshold``; when empty, the likeliest must, whichever it is."""
+    threshold: float = 0.65
+
+
 WordRule = GopherQuality | GopherRepetition | FinewebQuality
 
 Filter = Annotated[
@@ -194,6 +205,7 @@ Filter = Annotated[
     | UrlLists
     | Pii
     | BadWords
+    | Language
     | DatatroveFilter
     | DatatroveFormatter,
     Field(discriminator="rule"),

@@ -16,25 +16,29 @@ from datatrove.pipeline.filters import (
     FineWebQualityFilter,
     GopherQualityFilter,
     GopherRepetitionFilter,
+    LanguageFilter,
     URLFilter,
 )
 from datatrove.pipeline.formatters import SymbolLinesFormatter
 from datatrove.pipeline.formatters.pii import PIIFormatter
 from datatrove.utils._import_utils import ASSETS_PATH
+from fasttext import train_supervised
+from fasttext.FastText import _FastText
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 from test_mixture_rules import fuzzed_texts, real_texts
 from tldextract import TLDExtract
 
-from millstream.errors import InputError, RecipeError
+from millstream.errors import InputError, RecipeError, SetupError
 from millstream.mixture.bad_words import bad_words
 from millstream.mixture.datatrove_filter import check_class
 from millstream.mixture.documents import document_key
+from millstream.mixture.language import by_language, check_language
 from millstream.mixture.native import judge
 from millstream.mixture.pii import mask_pii
 from millstream.mixture.rules import Filter
-from millstream.mixture.url_lists import url_lists
+from millstream.mixture.url_lists import require_tldextract, url_lists
 
 
 def rule_of(name: str, **params: Any) -> Any:
@@ -343,3 +347,83 @@ def test_a_word_file_is_found_from_the_recipe_and_must_hold_words(tmp_path: Path
     (tmp_path / "words.txt").write_bytes(b"\xff")
     with pytest.raises(InputError, match=r"words\.txt: not UTF-8 at byte 0"):
         build(tmp_path, recipe)
+
+
+SENTENCES = {
+    "en": "the cat and the dog number {} have been here",
+    "de": "der hund und die katze nummer {} sind hier gewesen",
+    "fr": "le chien et le chat numéro {} sont ici avec nous",
+}
+
+
+def trained_model(path: Path, sentences: dict[str, str]) -> Path:
+    """A model of a few kilobytes that knows a sentence of each language."""
+    lines = [f"__label__{label} {text.format(n)}\n" for n in range(100) for label, text in sentences.items()]
+    path.with_suffix(".txt").write_text("".join(lines))
+    # Each thread sets a tenth of the first weights: with fewer than 11, the rest is whatever memory held, NaN too.
+    settings = {"dim": 16, "epoch": 25, "lr": 0.5, "minn": 2, "maxn": 3, "bucket": 2000, "thread": 11, "verbose": 0}
+    train_supervised(str(path.with_suffix(".txt")), **settings).save_model(str(path))
+    return path
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained_model(tmp_path_factory.mktemp("model") / "tiny.bin", SENTENCES)
+
+
+SPOKEN = " ".join(SENTENCES.values()).split()
+SPOKEN_TEXTS = st.lists(st.lists(st.sampled_from([*SPOKEN, "\n", "\0", "世界"]), max_size=9).map(" ".join), max_size=9)
+
+
+@pytest.mark.parametrize("languages", [[], ["en"], ["de", "fr"]])
+@pytest.mark.parametrize("threshold", [0.65, 0.2, 0.999])
+def test_languages_are_told_as_datatrove_tells_them(languages: list[str], threshold: float, model: Path) -> None:
+    theirs = LanguageFilter(languages or None, threshold)
+    theirs.model._model = _FastText(str(model))
+    rule = rule_of("language", model=str(model), languages=languages, threshold=threshold)
+
+    def check(cases: list[str]) -> None:
+        judged = by_language(pl.DataFrame({"text": cases}, schema={"text": pl.String}), rule)
+        for text, verdict in zip(cases, judged.rows(), strict=True):
+            document = Document(text=text, id="x")
+            assert (verdict == (None, None, None)) == bool(theirs.filter(document)), repr(text)
+            if verdict[0]:
+                told = f"{document.metadata['language']} {document.metadata['language_score']:.6g}"
+                assert verdict[:2] == ("language", told)
+
+    @settings(deadline=None)
+    @given(SPOKEN_TEXTS)
+    def fuzzed(cases: list[str]) -> None:
+        check(cases)
+
+    check([*real_texts(), *fuzzed_texts()])
+    fuzzed()
+
+
+def test_a_build_drops_by_language_and_the_models_content_counts(tmp_path: Path) -> None:
+    cases = [text.format(n) for n, text in enumerate(SENTENCES.values())]
+    write_jsonl(tmp_path / "in" / "law" / "a.jsonl", [{"text": text} for text in cases])
+    trained_model(tmp_path / "tiny.bin", SENTENCES)
+    rules = [{"rule": "language", "model": "tiny.bin", "languages": ["en", "de"]}]
+    recipe = recipe_dict(tmp_path / "in", ["law"], corpus={"filters": rules})
+    build(tmp_path, recipe)
+    ((place, value, threshold),) = exclusions(tmp_path / "corpus").select("locator", "value", "threshold").rows()
+    assert place == "a.jsonl:3"
+    assert value.startswith(("fr 0.9", "fr 1"))
+    assert threshold == "languages en, de; threshold 0.65"
+    trained_model(tmp_path / "tiny.bin", {"de": SENTENCES["fr"], "fr": SENTENCES["en"], "en": SENTENCES["de"]})
+    build(tmp_path, recipe)
+    assert exclusions(tmp_path / "corpus")["locator"].to_list() == ["a.jsonl:1"]
+
+
+def test_what_is_missing_for_languages_is_named(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(InputError, match="the model knows no language 'xx'; it knows de, en, fr"):
+        check_language(rule_of("language", model=str(model), languages=["en", "xx"]))
+    (tmp_path / "broken.bin").write_bytes(b"not a model" * 9)
+    with pytest.raises(InputError, match=r"broken\.bin: no fastText model that tells languages"):
+        check_language(rule_of("language", model=str(tmp_path / "broken.bin")))
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SetupError, match=r"needs fastText: pip install 'millstream\[language\]'"):
+        check_language(rule_of("language", model=str(model)))
+    with pytest.raises(SetupError, match=r"needs tldextract: pip install 'millstream\[urls\]'"):
+        require_tldextract()

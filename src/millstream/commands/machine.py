@@ -24,6 +24,7 @@ EXTRAS = {
     "spacy": "filters",
     "numba": "filters",
     "tldextract": "urls",
+    "fasttext-numpy2-wheel": "language",
 }
 
 
