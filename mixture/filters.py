@@ -25,7 +25,7 @@ from millstream.mixture.rules import (
     UrlLists,
     WordRule,
 )
-from millstream.mixture.url_lists import require_tldextract, url_lists
+from millstream.mixture.url_lists import check_lists, url_lists
 
 VERSION = "filter/2"
 
@@ -63,7 +63,7 @@ def check_rule(rule: Filter) -> None:
     if isinstance(rule, DatatroveFilter | DatatroveFormatter):
         check_class(rule)
     elif isinstance(rule, UrlLists):
-        require_tldextract()
+        check_lists(rule)
     elif isinstance(rule, BadWords):
         check_words(rule)
     elif isinstance(rule, Language):

@@ -144,7 +144,7 @@ class UrlLists(Section):
     soft_word_threshold: int = Field(2, ge=1)
     """Distinct soft banned words from which a document is dropped."""
     use_integrated_lists: bool = True
-    """datatrove's own lists too (4.6 million domains)."""
+    """datatrove's own lists too (4.6 million domains, about 0.9 GB of memory in each task)."""
 
 
 class Pii(Section):

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from millstream.errors import SetupError
-from millstream.mixture.rule_files import Stamp, entries, stamps
+from millstream.mixture.rule_files import FIELDS, Stamp, entries, stamps
 from millstream.mixture.rules import UrlLists
 
 ARCHIVE = "url_filterblacklistsv0_3_0.tar.gz"
@@ -26,15 +26,16 @@ class Members:
     """A set of texts that a column is looked up in."""
 
     def __init__(self, values: pl.Series) -> None:
-        values = values.unique()
         for seed in count():
             hashes = values.hash(seed)
-            if hashes.n_unique() == len(hashes):
+            order = hashes.arg_sort()
+            hashes, sorted_values = hashes.gather(order), values.gather(order)
+            # One hash may stand for one text alone; a text may be there twice.
+            if not ((hashes == hashes.shift()) & (sorted_values != sorted_values.shift())).any():
                 break
-        order = hashes.arg_sort()
         self._seed = seed
-        self._hashes = hashes.gather(order).to_numpy()
-        self._values = values.gather(order)
+        self._hashes = hashes.to_numpy()
+        self._values = sorted_values
 
     def __len__(self) -> int:
         return len(self._values)
@@ -102,14 +103,17 @@ def url_lists(documents: pl.DataFrame, rule: UrlLists) -> pl.DataFrame:
     return given.join(verdicts, on="url", how="left", maintain_order="left").select("rule", "value", "threshold")
 
 
-def require_tldextract() -> None:
-    """Check that tldextract is installed.
+def check_lists(rule: UrlLists) -> None:
+    """Read the recipe's own lists once, before work starts.
 
     Raises:
-        SetupError: it is not.
+        InputError: a file is not UTF-8.
+        SetupError: tldextract is not installed.
     """
     if importlib.util.find_spec("tldextract") is None:
         raise SetupError("the rule 'url-lists' needs tldextract: pip install 'millstream[urls]'")
+    for name in FIELDS[UrlLists]:
+        entries(getattr(rule, name))
 
 
 def _hosts(urls: pl.Series) -> list[pl.Series]:

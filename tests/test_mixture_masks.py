@@ -38,7 +38,7 @@ from millstream.mixture.language import by_language, check_language
 from millstream.mixture.native import judge
 from millstream.mixture.pii import mask_pii
 from millstream.mixture.rules import Filter
-from millstream.mixture.url_lists import require_tldextract, url_lists
+from millstream.mixture.url_lists import check_lists, url_lists
 
 
 def rule_of(name: str, **params: Any) -> Any:
@@ -426,4 +426,4 @@ def test_what_is_missing_for_languages_is_named(model: Path, tmp_path: Path, mon
     with pytest.raises(SetupError, match=r"needs fastText: pip install 'millstream\[language\]'"):
         check_language(rule_of("language", model=str(model)))
     with pytest.raises(SetupError, match=r"needs tldextract: pip install 'millstream\[urls\]'"):
-        require_tldextract()
+        check_lists(rule_of("url-lists"))
