@@ -36,7 +36,7 @@ $(VENV)/.demo: $(VENV)/bin/python pyproject.toml constraints.txt
 
 $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@echo "installing into $(VENV) (a minute or two)"
-	@$(PIP) --editable ".[train,filters,demo,dev]"
+	@$(PIP) --editable ".[train,filters,urls,language,demo,dev]"
 	@touch $@ $(VENV)/.demo
 
 clean:

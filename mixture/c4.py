@@ -9,7 +9,7 @@ from typing import Any
 import polars as pl
 
 from millstream.mixture.gopher import LINE_END, SPACE
-from millstream.mixture.recipe import C4Quality
+from millstream.mixture.rules import C4Quality
 from millstream.mixture.words import NOT_SPACE
 
 CITATION = r"\[\d*\]|\[edit\]|\[citation needed\]"

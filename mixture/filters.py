@@ -6,10 +6,27 @@ from fractions import Fraction
 
 import polars as pl
 
-from millstream.mixture.datatrove_filter import edited, run_datatrove_filter
+from millstream.mixture.bad_words import bad_words, check_words
+from millstream.mixture.datatrove_filter import check_class, edited, run_datatrove_filter, run_datatrove_formatter
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
-from millstream.mixture.native import judge
-from millstream.mixture.recipe import DatatroveFilter, Filter, LengthFilter, ScoreFilter, SymbolFilter
+from millstream.mixture.language import by_language, check_language
+from millstream.mixture.native import judge, packages, require_packages
+from millstream.mixture.pii import mask_pii
+from millstream.mixture.rules import (
+    BadWords,
+    C4Quality,
+    DatatroveFilter,
+    DatatroveFormatter,
+    Filter,
+    Language,
+    LengthFilter,
+    Pii,
+    ScoreFilter,
+    SymbolFilter,
+    UrlLists,
+    WordRule,
+)
+from millstream.mixture.url_lists import check_lists, url_lists
 
 VERSION = "filter/2"
 
@@ -36,24 +53,71 @@ def apply_filters(documents: pl.DataFrame, filters: Sequence[Filter], domain: st
     return Filtered(documents, pl.concat([pl.DataFrame(schema=EXCLUSION_SCHEMA), *excluded]))
 
 
+def check_rule(rule: Filter) -> None:
+    """Check that a rule can be applied here, before work starts.
+
+    Raises:
+        RecipeError: a datatrove class does not exist or does not take its parameters.
+        InputError: a file of the rule does not hold what it should.
+        SetupError: a package is not installed.
+    """
+    if isinstance(rule, DatatroveFilter | DatatroveFormatter):
+        check_class(rule)
+    elif isinstance(rule, UrlLists):
+        check_lists(rule)
+    elif isinstance(rule, BadWords):
+        check_words(rule)
+    elif isinstance(rule, Language):
+        check_language(rule)
+    elif not isinstance(rule, LengthFilter | SymbolFilter | ScoreFilter | Pii):
+        require_packages(*packages(rule))
+
+
+def libraries(rule: Filter) -> tuple[str, ...]:
+    """Distributions other than Polars whose versions a rule's decisions may depend on."""
+    if isinstance(rule, LengthFilter | SymbolFilter | ScoreFilter):
+        return ()
+    if isinstance(rule, DatatroveFormatter):
+        return ("datatrove", "ftfy")
+    if isinstance(rule, UrlLists):
+        return ("datatrove", "tldextract")
+    if isinstance(rule, Language):
+        return ("fasttext-numpy2-wheel",)
+    return ("datatrove",) if isinstance(rule, Pii | BadWords) else ("datatrove", "numba", "spacy")
+
+
 def _apply(documents: pl.DataFrame, rule: Filter) -> tuple[pl.DataFrame, pl.DataFrame]:
     """Documents that stay, and those dropped with ``rule``, ``value`` and ``threshold``."""
     if isinstance(rule, DatatroveFilter):
         return run_datatrove_filter(documents, rule)
-    if isinstance(rule, LengthFilter):
-        verdicts = documents.select(_length(rule))
-    elif isinstance(rule, SymbolFilter):
-        verdicts = documents.select(_symbols(rule))
-    elif isinstance(rule, ScoreFilter):
-        verdicts = documents.select(_score(rule))
-    else:
-        verdicts = judge(documents, rule)
-    judged = pl.concat([documents, verdicts], how="horizontal")
+    if isinstance(rule, DatatroveFormatter):
+        return run_datatrove_formatter(documents, rule)
+    judged = pl.concat([documents, _verdicts(documents, rule)], how="horizontal")
     dropped = judged.filter(pl.col("rule").is_not_null())
     kept = judged.filter(pl.col("rule").is_null())
     if "new" in kept.columns:
         return edited(kept, type(rule).__name__), dropped
     return kept.select(DOCUMENT_SCHEMA.names()), dropped
+
+
+def _verdicts(
+    documents: pl.DataFrame,
+    rule: WordRule | C4Quality | LengthFilter | SymbolFilter | ScoreFilter | UrlLists | Pii | BadWords | Language,
+) -> pl.DataFrame:
+    """``rule``, ``value`` and ``threshold`` for each document, null where it stays; ``new`` where texts are edited."""
+    if isinstance(rule, LengthFilter | SymbolFilter):
+        return documents.select(_length(rule) if isinstance(rule, LengthFilter) else _symbols(rule))
+    if isinstance(rule, ScoreFilter):
+        return documents.select(_score(rule))
+    if isinstance(rule, UrlLists):
+        return url_lists(documents, rule)
+    if isinstance(rule, Pii):
+        return mask_pii(documents, rule)
+    if isinstance(rule, BadWords):
+        return bad_words(documents, rule)
+    if isinstance(rule, Language):
+        return by_language(documents, rule)
+    return judge(documents, rule)
 
 
 def exclusions(dropped: pl.DataFrame, domain: str, stage: str) -> pl.DataFrame:

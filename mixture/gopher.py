@@ -13,7 +13,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from millstream.mixture.kernels import count_words, repetition
-from millstream.mixture.recipe import FinewebQuality, GopherQuality, GopherRepetition
+from millstream.mixture.rules import FinewebQuality, GopherQuality, GopherRepetition, Splitter
 from millstream.mixture.words import split_words
 
 Side = Literal["below", "above"]
@@ -65,7 +65,7 @@ def gopher_quality(documents: pl.DataFrame, rule: GopherQuality) -> pl.DataFrame
 
 def quality_checks(documents: pl.DataFrame, rule: GopherQuality) -> tuple[pl.DataFrame, list[Check]]:
     """Documents with what is measured of them, and the checks over it."""
-    counted = _with_words(documents, rule.stop_words)
+    counted = _with_words(documents, rule.stop_words, rule.words)
     text = pl.col("text")
     lines = pl.col("lines")
     ends = lines.str.count_matches("\n", literal=True) + (~lines.str.ends_with("\n") & (lines != "")).cast(pl.UInt32)
@@ -131,7 +131,7 @@ def list_checks(documents: pl.DataFrame, rule: FinewebQuality) -> tuple[pl.DataF
     """Documents with their words counted, and FineWeb's check of line breaks over it."""
     listed = pl.col("text").str.count_matches("\n", literal=True) / pl.col("words")
     check = _check("list_ratio", listed, "above", "new_line_ratio", rule.new_line_ratio)
-    return _with_words(documents, ()), [check]
+    return _with_words(documents, (), rule.words), [check]
 
 
 def gopher_repetition(documents: pl.DataFrame, rule: GopherRepetition) -> pl.DataFrame:
@@ -198,7 +198,7 @@ def _ngram_chars(numbered: pl.DataFrame, rule: GopherRepetition) -> NDArray[np.i
     top, repeated = list(rule.top_n_grams), list(rule.dup_n_grams)
     chars = numbered["chars"].to_numpy().astype(np.int64)
     parts, first = [np.empty((0, 2), np.int64)], 0
-    for words in split_words(numbered["text"]):
+    for words in split_words(numbered["text"], rule.words):
         texts = len(words.bounds) - 1
         part = repetition(
             words.codes,
@@ -227,13 +227,13 @@ def _then(verdict: pl.DataFrame, numbered: pl.DataFrame, judge: Callable[[pl.Dat
     return joined.select(pl.coalesce(name, f"{name}_late").alias(name) for name in ("rule", "value", "threshold"))
 
 
-def _with_words(documents: pl.DataFrame, stop_words: Sequence[str]) -> pl.DataFrame:
+def _with_words(documents: pl.DataFrame, stop_words: Sequence[str], splitter: Splitter) -> pl.DataFrame:
     """Documents with what is counted of their words."""
     stops = np.zeros((len(stop_words), 1 + max(map(len, stop_words), default=0)), np.uint32)
     for number, word in enumerate(stop_words):
         stops[number, : len(word)] = [ord(c) for c in word]
     counts, bits = [np.empty((0, 4), np.int64)], [np.empty(0, np.uint64)]
-    for w in split_words(documents["text"]):
+    for w in split_words(documents["text"], splitter):
         found = count_words(w.codes, w.classes, w.starts, w.ends, w.bounds, w.plain, w.alpha, stops)
         counts.append(found[0])
         bits.append(found[1])

@@ -7,7 +7,7 @@ import polars as pl
 from numpy.typing import NDArray
 
 from millstream.mixture.gopher import Check, Side, line_checks, list_checks, ngram_shares, quality_checks, repeat_checks
-from millstream.mixture.recipe import (
+from millstream.mixture.rules import (
     Filter,
     FinewebQuality,
     GopherQuality,

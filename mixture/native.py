@@ -5,7 +5,7 @@ import importlib.util
 import polars as pl
 
 from millstream.errors import SetupError
-from millstream.mixture.recipe import C4Quality, FinewebQuality, GopherQuality, GopherRepetition, WordRule
+from millstream.mixture.rules import C4Quality, FinewebQuality, GopherQuality, GopherRepetition, WordRule
 
 
 def judge(documents: pl.DataFrame, rule: WordRule | C4Quality) -> pl.DataFrame:
@@ -16,7 +16,7 @@ def judge(documents: pl.DataFrame, rule: WordRule | C4Quality) -> pl.DataFrame:
     Raises:
         SetupError: spaCy or numba is not installed.
     """
-    require_packages()
+    require_packages(*packages(rule))
     # Imported when asked for: numba takes its time, and both are an extra.
     from millstream.mixture import c4, gopher
 
@@ -30,12 +30,18 @@ def judge(documents: pl.DataFrame, rule: WordRule | C4Quality) -> pl.DataFrame:
     return gopher.fineweb_quality(documents, rule)
 
 
-def require_packages() -> None:
+def packages(rule: WordRule | C4Quality) -> tuple[str, ...]:
+    """Packages that a rule needs."""
+    plain = not isinstance(rule, C4Quality) and rule.words == "unicode"
+    return ("numba",) if plain else ("spacy", "numba")
+
+
+def require_packages(*packages: str) -> None:
     """Check that what the rules need is installed, before work starts.
 
     Raises:
         SetupError: spaCy or numba is not installed.
     """
-    for package in ("spacy", "numba"):
+    for package in packages or ("spacy", "numba"):
         if importlib.util.find_spec(package) is None:
             raise SetupError(f"rules that count words need {package}: pip install 'millstream[filters]'")

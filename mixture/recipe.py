@@ -15,21 +15,16 @@ Unknown keys and wrong types are errors. ``millstream.mixture.load`` reads the f
 from decimal import Decimal
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
+from pydantic import Field, StringConstraints, model_validator
 
 from millstream.canonical import digest
+from millstream.mixture.rules import Filter, Section
 from millstream.mixture.units import Count, Exact, Size
 
 FORMAT: Literal["millstream-recipe/1"] = "millstream-recipe/1"
 
 Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9_-]{0,62}$")]
 """Names become folder names, shard keys and parts of ``doc_id``: no dots, slashes or colons."""
-
-
-class Section(BaseModel):
-    """Base of every part of a recipe: frozen, unknown keys refused."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
 
 
 class Source(Section):
@@ -72,119 +67,6 @@ class Source(Section):
         if (self.extract == "sections") != (self.section is not None):
             raise ValueError("'extract: sections' and 'section' go together")
         return self
-
-
-class LengthFilter(Section):
-    """Drop documents outside a range of characters or UTF-8 bytes."""
-
-    rule: Literal["length"]
-    min_chars: int = Field(1, ge=0)
-    max_chars: Count | None = None
-
-
-class SymbolFilter(Section):
-    """Drop documents in which too many characters are neither letters, digits nor white space."""
-
-    rule: Literal["symbols"]
-    max_ratio: Exact = Decimal("0.5")
-
-
-class ScoreFilter(Section):
-    """Drop documents by the score of their domain's scorer; those without one are dropped too."""
-
-    rule: Literal["score"]
-    min: Exact | None = None
-    max: Exact | None = None
-
-
-class DatatroveFilter(Section):
-    """Any datatrove filter by its class path, with its own parameters."""
-
-    rule: Literal["datatrove"]
-    filter: str
-    """``module.Class`` below ``datatrove.pipeline.filters``, or a full dotted path."""
-    params: dict[str, Any] = {}
-
-
-class GopherQuality(Section):
-    """Gopher's quality rules with datatrove's definitions; ``null`` or 0 turns a rule off."""
-
-    rule: Literal["gopher-quality"]
-    min_doc_words: int | None = 50
-    """Words that are not all punctuation."""
-    max_doc_words: int | None = 100_000
-    min_avg_word_length: float | None = 3
-    max_avg_word_length: float | None = 10
-    max_symbol_word_ratio: float | None = 0.1
-    """Of ``#``, and of ellipses, to words."""
-    max_bullet_lines_ratio: float | None = 0.9
-    max_ellipsis_lines_ratio: float | None = 0.3
-    max_non_alpha_words_ratio: float | None = 0.8
-    """Smallest share of words with a letter (the name is datatrove's)."""
-    min_stop_words: int | None = 2
-    """Distinct stop words that must occur."""
-    stop_words: tuple[str, ...] = ("the", "be", "to", "of", "and", "that", "have", "with")
-
-
-class GopherRepetition(Section):
-    """Gopher's repetition rules with datatrove's definitions; ``null`` or 0 turns a rule off."""
-
-    rule: Literal["gopher-repetition"]
-    dup_line_frac: float | None = 0.3
-    dup_para_frac: float | None = 0.3
-    dup_line_char_frac: float | None = 0.2
-    dup_para_char_frac: float | None = 0.2
-    top_n_grams: tuple[tuple[int, float], ...] = ((2, 0.2), (3, 0.18), (4, 0.16))
-    """Largest share of characters in the most frequent n-gram, by n."""
-    dup_n_grams: tuple[tuple[int, float], ...] = ((5, 0.15), (6, 0.14), (7, 0.13), (8, 0.12), (9, 0.11), (10, 0.10))
-    """Largest share of characters in repeated n-grams, by n."""
-
-
-class FinewebQuality(Section):
-    """FineWeb's quality rules with datatrove's definitions."""
-
-    rule: Literal["fineweb-quality"]
-    line_punct_thr: float = 0.12
-    """Smallest share of lines that end in terminal punctuation."""
-    line_punct_exclude_zero: bool = False
-    stop_chars: tuple[str, ...] | None = None
-    short_line_thr: float = 0.67
-    """Largest share of lines of at most ``short_line_length`` characters."""
-    short_line_length: int = 30
-    char_duplicates_ratio: float = 0.01
-    new_line_ratio: float = 0.3
-
-
-class C4Quality(Section):
-    """C4's line and document rules with datatrove's definitions (lines, not sentences); edits the text."""
-
-    rule: Literal["c4-quality"]
-    remove_citations: bool = True
-    filter_no_terminal_punct: bool = True
-    min_num_sentences: int = 5
-    """-1 turns the rule off."""
-    min_words_per_line: int = 3
-    max_word_length: int = 1000
-    """-1 turns the rule off."""
-    filter_lorem_ipsum: bool = True
-    filter_javascript: bool = True
-    filter_curly_bracket: bool = True
-    filter_policy: bool = True
-
-
-WordRule = GopherQuality | GopherRepetition | FinewebQuality
-
-Filter = Annotated[
-    LengthFilter
-    | SymbolFilter
-    | ScoreFilter
-    | GopherQuality
-    | GopherRepetition
-    | FinewebQuality
-    | C4Quality
-    | DatatroveFilter,
-    Field(discriminator="rule"),
-]
 
 
 class Scorer(Section):
@@ -407,7 +289,7 @@ class Mixture(Section):
     steps: Count | None = None
     """Length of the run, instead of a token budget."""
     phases: tuple[Phase, ...] = Field(min_length=1)
-    limits: dict[Name, Count] = {}
+    limits: dict[Name, Count] = Field({})
     """Domains cut to the longest prefix of whole documents with at most this many tokens."""
     max_epochs: Exact = Decimal(4)
     """Most often that any domain may be repeated."""
@@ -575,7 +457,7 @@ class SlurmExecutor(Section):
     venv_path: str | None = None
     """Script that activates it, instead."""
     max_array_size: int = Field(1001, ge=1)
-    sbatch: dict[str, str] = {}
+    sbatch: dict[str, str] = Field({})
     """More options of ``sbatch``, by their long names."""
 
 

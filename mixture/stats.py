@@ -11,9 +11,8 @@ import polars as pl
 from millstream.mixture import filters, reading
 from millstream.mixture.documents import DOCUMENT_SCHEMA
 from millstream.mixture.measures import Measure, measure
-from millstream.mixture.recipe import (
-    Corpus,
-    Domain,
+from millstream.mixture.recipe import Corpus, Domain
+from millstream.mixture.rules import (
     Filter,
     FinewebQuality,
     GopherQuality,

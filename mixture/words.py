@@ -9,13 +9,14 @@ import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from millstream.mixture.patterns import CODES, Program, Tables, compile_patterns
+from millstream.mixture.rules import Splitter
 from millstream.mixture.splitting import (
     ADDRESS,
     DONE,
@@ -31,8 +32,6 @@ NOT_SPACE = r"[^\s\x1c-\x1f]+"
 """Chunks: runs of what ``str.isspace`` is false for; Rust's ``\\s`` lacks the four separators."""
 SLICE_CHARS = 4 << 20
 """Characters of text that are cut at once; a longer text is cut alone."""
-
-Splitter = Literal["spacy", "unicode"]
 
 USER = r"(?:\S+(?::\S*)?@)?"
 """The part of spaCy's expression for addresses that asks for an ``@``."""
@@ -88,15 +87,19 @@ def split_words(texts: pl.Series, splitter: Splitter = "spacy") -> Iterator[Word
 
 
 def _split(texts: list[str], sizes: NDArray[np.int64], splitter: Splitter) -> Words:
-    rules = spacy_rules()
     # A line feed is white space to both splitters, so no word reaches from one text into the next.
     joined = "\n".join(texts)
     codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32)
-    classes = rules.tables.classes[codes]
-    cut = _spacy if splitter == "spacy" else _unicode
-    starts, ends = cut(rules, joined, codes, classes)
+    if splitter == "spacy":
+        rules = spacy_rules()
+        tables, sets = rules.tables, rules.sets
+        classes = tables.classes[codes]
+        starts, ends = _spacy(rules, joined, codes, classes)
+    else:
+        tables, sets = unicode_tables()
+        classes = tables.classes[codes]
+        starts, ends = split_plainly(classes, tables.member, sets["space"], sets["letters"])
     borders = np.concatenate([[0], np.cumsum(sizes + 1)])
-    member = rules.tables.member
     return Words(
         codes,
         classes,
@@ -104,18 +107,9 @@ def _split(texts: list[str], sizes: NDArray[np.int64], splitter: Splitter) -> Wo
         ends,
         np.searchsorted(starts, borders).astype(np.int64),
         borders,
-        member[rules.sets["plain"]],
-        member[rules.sets["alpha"]],
+        tables.member[sets["plain"]],
+        tables.member[sets["alpha"]],
     )
-
-
-def _unicode(
-    rules: Rules, joined: str, codes: NDArray[np.uint32], classes: NDArray[np.uint8]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    found: tuple[NDArray[np.int64], NDArray[np.int64]] = split_plainly(
-        classes, rules.tables.member, rules.sets["space"], rules.sets["letters"]
-    )
-    return found
 
 
 def _spacy(
@@ -150,6 +144,13 @@ def _without_user(expression: Any) -> Any:
 
 
 @lru_cache(1)
+def unicode_tables() -> tuple[Tables, dict[str, int]]:
+    """Classes of characters for the plain splitter, and the numbers of the sets that it asks for."""
+    tables, _, sets = compile_patterns({}, _character_sets())
+    return tables, sets
+
+
+@lru_cache(1)
 def spacy_rules() -> Rules:
     """SpaCy's rules for English, compiled.
 
@@ -157,7 +158,6 @@ def spacy_rules() -> Rules:
         patterns.Unsupported: this release of spaCy has rules that cannot be compiled.
     """
     import spacy
-    from datatrove.utils.text import PUNCTUATION_SET
     from spacy.pipeline import Sentencizer
     from spacy.tokenizer import Tokenizer
 
@@ -165,23 +165,15 @@ def spacy_rules() -> Rules:
     # Attributes of words (shape, lower case, ...) that no splitting rule asks for, and half the time.
     language.vocab.lex_attr_getters = {}
     tokenizer = language.tokenizer
-    every = [chr(code) for code in range(CODES)]
-    plain = np.ones(CODES, np.bool_)
-    plain[[ord(c) for c in PUNCTUATION_SET]] = False
+    closing = np.zeros(CODES, np.bool_)
+    closing[[ord(c) for c in Sentencizer.default_punct_chars]] = True
     tables, programs, sets = compile_patterns(
         {
             "prefix": tokenizer.prefix_search.__self__.pattern,
             "suffix": tokenizer.suffix_search.__self__.pattern,
             "infix": tokenizer.infix_finditer.__self__.pattern,
         },
-        {
-            "space": np.array([c.isspace() for c in every]),
-            "alpha": np.array([c.isalpha() for c in every]),
-            "letters": np.array([c.isalnum() or c == "_" for c in every]),
-            "plain": plain,
-            "punctuation": np.array([unicodedata.category(c).startswith("P") for c in every]),
-            "closing": np.isin(np.array(every), Sentencizer.default_punct_chars),
-        },
+        _character_sets() | {"closing": closing},
     )
     affixes_only = Tokenizer(
         language.vocab,
@@ -192,6 +184,22 @@ def spacy_rules() -> Rules:
     )
     specials = _specials(tokenizer, affixes_only)
     return Rules(tables, sets, programs["prefix"], programs["suffix"], programs["infix"], specials, tokenizer)
+
+
+def _character_sets() -> dict[str, NDArray[np.bool_]]:
+    """Sets of characters that are asked for by name, bool (0x110000,) each."""
+    from datatrove.utils.text import PUNCTUATION_SET
+
+    every = [chr(code) for code in range(CODES)]
+    plain = np.ones(CODES, np.bool_)
+    plain[[ord(c) for c in PUNCTUATION_SET]] = False
+    return {
+        "space": np.array([c.isspace() for c in every]),
+        "alpha": np.array([c.isalpha() for c in every]),
+        "letters": np.array([c.isalnum() or c == "_" for c in every]),
+        "plain": plain,
+        "punctuation": np.array([unicodedata.category(c).startswith("P") for c in every]),
+    }
 
 
 def _specials(tokenizer: Any, affixes_only: Any) -> Specials:

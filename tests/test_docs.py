@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 
 from millstream.cli import app
-from millstream.mixture import recipe as schema
+from millstream.mixture import recipe, rules
 from millstream.mixture.load import load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -33,13 +33,21 @@ def kind_of(annotation: Any) -> str:
     text = str(annotation)
     if choices := re.findall(r"Literal\[([^\]]*)\]", text):
         return "one of " + ", ".join(f"`{c.strip()}`" for c in choices[0].replace("'", "").split(","))
-    parts = sorted(set(re.findall(r"millstream\.mixture\.recipe\.(\w+)", text)))
+    parts = sorted(set(re.findall(r"millstream\.mixture\.(?:recipe|rules)\.(\w+)", text)))
     return " or ".join(f"[{part}](#{part.lower()})" for part in parts)
 
 
 def recipe_reference() -> str:
-    lines = ["# Recipe reference", "", "Derived from `mixture/recipe.py`. Sections first, then their parts.", ""]
-    models = [m for m in vars(schema).values() if isinstance(m, type) and issubclass(m, BaseModel) and m.__doc__]
+    lines = [
+        "# Recipe reference",
+        "",
+        "Derived from `mixture/recipe.py` and `mixture/rules.py`. Sections first, then their parts.",
+        "",
+    ]
+    known = [*vars(recipe).values(), *vars(rules).values()]
+    models = [
+        m for m in dict.fromkeys(m for m in known if isinstance(m, type)) if issubclass(m, BaseModel) and m.__doc__
+    ]
     order = ["Recipe", "Corpus", "Mixture", "Model", "Train", "Public"]
     models.sort(key=lambda m: order.index(m.__name__) if m.__name__ in order else len(order))
     for model in models:

@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 LAYERS = ("mixture", "tokenize", "stream", "audit", "train")
 FOLDERS = (*LAYERS, "recipes")
-SHARED = {"errors", "canonical", "files", "places", "__version__"}
+SHARED = {"errors", "canonical", "files", "places", "html", "__version__"}
 
 
 @pytest.mark.parametrize("folder", FOLDERS)

@@ -20,7 +20,7 @@ from datatrove.pipeline.filters import (
 from pydantic import TypeAdapter
 
 from millstream.mixture.native import judge
-from millstream.mixture.recipe import Filter
+from millstream.mixture.rules import Filter
 
 CASES = Path(__file__).parent / "cases" / "ingest"
 

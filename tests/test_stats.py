@@ -15,10 +15,12 @@ from millstream.cli import app
 from millstream.mixture.documents import DOCUMENT_SCHEMA
 from millstream.mixture.filters import apply_filters
 from millstream.mixture.measures import measure
-from millstream.mixture.recipe import FinewebQuality, GopherQuality, GopherRepetition, LengthFilter, SymbolFilter
+from millstream.mixture.rules import FinewebQuality, GopherQuality, GopherRepetition, LengthFilter, SymbolFilter
 
 OFF: dict[str, dict[str, Any]] = {
-    "gopher-quality": {name: None for name in GopherQuality.model_fields if name not in ("rule", "stop_words")},
+    "gopher-quality": {
+        name: None for name in GopherQuality.model_fields if name not in ("rule", "stop_words", "words")
+    },
     "gopher-repetition": {
         **{name: None for name in GopherRepetition.model_fields if name.endswith("frac")},
         "top_n_grams": (),

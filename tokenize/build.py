@@ -14,9 +14,10 @@ from millstream.canonical import digest
 from millstream.errors import RecipeError, SetupError, UsageError
 from millstream.files import sha256_file
 from millstream.mixture.contamination import build_index
-from millstream.mixture.datatrove_filter import check_filter
+from millstream.mixture.filters import check_rule
 from millstream.mixture.native import require_packages
-from millstream.mixture.recipe import Corpus, DatatroveFilter, LengthFilter, Recipe, ScoreFilter, SymbolFilter
+from millstream.mixture.recipe import Corpus, Recipe
+from millstream.mixture.rule_files import located
 from millstream.mixture.scores import scorer_digest
 from millstream.tokenize.curate import Inputs, check_not_empty, find_inputs, read_units
 from millstream.tokenize.deduplicate import deduplicate
@@ -107,7 +108,7 @@ def build_corpus(
         done += run("shards", written)
         if done == 0 and (current := sealed(root, recipe, [read_mark(unit.folder) for unit in written])):
             return BuildResult(manifest=current, did_work=False, warnings=tuple(warnings))
-        manifest = seal(recipe, inputs, root, encoder, tokenizer, documents, units)
+        manifest = seal(recipe, inputs, base, root, encoder, tokenizer, documents, units)
         return BuildResult(manifest=manifest, did_work=True, warnings=tuple(warnings))
 
 
@@ -146,10 +147,7 @@ def check_rules(corpus: Corpus, base: Path, *, allow_code: bool) -> None:
             )
         scorer_digest(scorer, base)
     for rule in [*corpus.filters, *(rule for domain in corpus.domains for rule in domain.filters)]:
-        if isinstance(rule, DatatroveFilter):
-            check_filter(rule)
-        elif not isinstance(rule, LengthFilter | SymbolFilter | ScoreFilter):
-            require_packages()
+        check_rule(located(rule, base))
 
 
 def check_before(corpus: Corpus, inputs: Inputs, base: Path, root: Path, *, allow_code: bool) -> list[str]:

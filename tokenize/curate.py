@@ -20,21 +20,11 @@ import pyarrow.parquet as pq
 from millstream.canonical import digest
 from millstream.errors import InputError
 from millstream.files import sha256_file
-from millstream.mixture import contamination, filters, reading, scores
+from millstream.mixture import contamination, filters, reading, rule_files, scores
 from millstream.mixture.contamination import EvaluationSet, find_contaminated
 from millstream.mixture.documents import DOCUMENT_SCHEMA, EXCLUSION_SCHEMA
-from millstream.mixture.recipe import (
-    Corpus,
-    Decontaminate,
-    Domain,
-    Filter,
-    LengthFilter,
-    ScoreFilter,
-    Scorer,
-    Source,
-    SymbolFilter,
-    parts_of,
-)
+from millstream.mixture.recipe import Corpus, Decontaminate, Domain, Scorer, Source, parts_of
+from millstream.mixture.rules import Filter
 from millstream.mixture.sources import SourceFile, list_files, read_file
 from millstream.tokenize.work import Unit
 
@@ -107,7 +97,8 @@ class Reading:
 def read_units(corpus: Corpus, inputs: Inputs, base: Path, work: Path) -> list[ReadUnit]:
     """Units of the reading stage, in recipe order; parts of a domain that is split by score share theirs.
 
-    A unit's key covers the files' contents, how they are read, the filters and the libraries that decide.
+    A unit's key covers the files' contents, how they are read, the filters, files that these name, and the libraries
+    that decide.
     """
     known = Fingerprints(work / "files.json")
     sources = {source.name: source for source in corpus.sources}
@@ -122,7 +113,7 @@ def read_units(corpus: Corpus, inputs: Inputs, base: Path, work: Path) -> list[R
                     domain=domain,
                     scorer=next((s for s in corpus.scorers if s.name == domain.score), None),
                     base=base,
-                    rules=(*corpus.filters, *domain.filters),
+                    rules=tuple(rule_files.located(rule, base) for rule in (*corpus.filters, *domain.filters)),
                     decontaminate=corpus.decontaminate,
                     evaluation=inputs.evaluation,
                     seed=corpus.seed,
@@ -206,6 +197,15 @@ def evaluation_sets(corpus: Corpus, base: Path) -> tuple[EvaluationSet, ...]:
     return tuple(found)
 
 
+def rule_file_digests(corpus: Corpus, base: Path) -> dict[str, str]:
+    """SHA-256 of the files that rules name, by the path in the recipe."""
+    found: dict[str, str] = {}
+    for rule in (*corpus.filters, *(rule for domain in corpus.domains for rule in domain.filters)):
+        sums = rule_files.digests(rule_files.located(rule, base))
+        found |= {getattr(rule, name): sha256 for name, sha256 in sums.items()}
+    return found
+
+
 def check_not_empty(corpus: Corpus, reads: Sequence[ReadUnit]) -> None:
     """Check that filters left something of each domain, before the tokenizer is trained on it.
 
@@ -262,9 +262,7 @@ class Fingerprints:
 
 def _read_key(reading_of: Reading, files: list[tuple[str, str]]) -> str:
     domain, decontaminate = reading_of.domain, reading_of.decontaminate
-    libraries = ["polars"]
-    if any(not isinstance(rule, LengthFilter | SymbolFilter | ScoreFilter) for rule in reading_of.rules):
-        libraries += ["datatrove", "numba", "spacy"]
+    libraries = {"polars", *(name for rule in reading_of.rules for name in filters.libraries(rule))}
     how = reading_of.source.model_dump(mode="json", exclude={"root", "package", "version", "files"})
     scorer = reading_of.scorer
     score = (
@@ -275,7 +273,7 @@ def _read_key(reading_of: Reading, files: list[tuple[str, str]]) -> str:
     return digest(
         {
             "versions": [reading.VERSION, filters.VERSION, contamination.VERSION],
-            "libraries": {name: library_version(name) for name in libraries},
+            "libraries": {name: library_version(name) for name in sorted(libraries)},
             "unicode": unicodedata.unidata_version,
             "seed": reading_of.seed,
             "domain": domain.name,
@@ -284,7 +282,7 @@ def _read_key(reading_of: Reading, files: list[tuple[str, str]]) -> str:
             "source": how,
             "evaluation": [[each.name, each.sha256, list(each.fields)] for each in reading_of.evaluation],
             "decontaminate": decontaminate.model_dump(mode="json", exclude={"sets"}) if decontaminate else None,
-            "rules": [rule.model_dump(mode="json") for rule in reading_of.rules],
+            "rules": [rule_files.described(rule) for rule in reading_of.rules],
             "files": [list(file) for file in files],
         }
     )

@@ -13,7 +13,7 @@ import millstream
 from millstream.errors import InputError
 from millstream.files import replacing
 from millstream.mixture.recipe import Recipe
-from millstream.tokenize.curate import Inputs, ReadUnit, check_conserved
+from millstream.tokenize.curate import Inputs, ReadUnit, check_conserved, rule_file_digests
 from millstream.tokenize.deduplicate import Deduplicated
 from millstream.tokenize.lock import LOCK
 from millstream.tokenize.manifest import (
@@ -53,6 +53,7 @@ def sealed(root: Path, recipe: Recipe, shards: Sequence[Shard]) -> Manifest | No
 def seal(
     recipe: Recipe,
     inputs: Inputs,
+    base: Path,
     root: Path,
     encoder: Encoder,
     tokenizer: Path,
@@ -95,6 +96,7 @@ def seal(
             "libraries": {name: importlib.metadata.version(name) for name in LIBRARIES},
             "python": platform.python_version(),
             "evaluation": {each.name: each.sha256 for each in inputs.evaluation},
+            "rule_files": rule_file_digests(recipe.corpus, base),
             "packages": {s.package: importlib.metadata.version(s.package) for s in recipe.corpus.sources if s.package},
             "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         },

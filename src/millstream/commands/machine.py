@@ -23,6 +23,8 @@ EXTRAS = {
     "matplotlib": "train",
     "spacy": "filters",
     "numba": "filters",
+    "tldextract": "urls",
+    "fasttext-numpy2-wheel": "language",
 }
 
 
