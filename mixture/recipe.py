@@ -78,11 +78,17 @@ class Scorer(Section):
     function: str | None = Field(None, pattern=r"^[\w.]+:\w+$")
     """``module:function`` from a list of texts to as many numbers; the module lies beside the recipe or is installed.
     Runs code: a build wants ``--allow-code``."""
+    model: str | None = None
+    """Path of a classifier in fastText's format, from the recipe's folder."""
+    label: str | None = None
+    """Its label, without ``__label__``, whose score counts."""
 
     @model_validator(mode="after")
     def _one_way(self) -> Self:
-        if (self.field is None) == (self.function is None):
-            raise ValueError("needs either 'field' or 'function'")
+        if sum(way is not None for way in (self.field, self.function, self.model)) != 1:
+            raise ValueError("needs one of 'field', 'function' and 'model'")
+        if (self.model is None) != (self.label is None):
+            raise ValueError("'model' and 'label' go together")
         return self
 
 

@@ -1,10 +1,9 @@
-"""Scores of documents: a number given with the data, or what a function says of a text.
+"""Scores of documents: a number given with the data, or what a classifier or a function says of a text.
 
 Functions are named ``module:function`` and take a list of texts; their module lies beside the recipe or is installed.
 That runs code that the recipe names, so a build asks for leave first.
 """
 
-import hashlib
 import importlib
 import math
 import sys
@@ -14,6 +13,8 @@ from pathlib import Path
 import polars as pl
 
 from millstream.errors import InputError, RecipeError
+from millstream.files import sha256_file
+from millstream.mixture.fasttext_model import known_labels, label_scores, load_model, require_fasttext, stamp_of
 from millstream.mixture.recipe import Scorer
 
 VERSION = "score/1"
@@ -30,8 +31,12 @@ def score_documents(documents: pl.DataFrame, scorer: Scorer, base: Path) -> pl.D
     if scorer.field is not None:
         given = pl.col("metadata").str.json_path_match(f"$['{scorer.field}']").cast(pl.Float64, strict=False)
         return documents.with_columns(score=given)
-    function = load_function(scorer.function or "", base)
     texts = documents["text"].to_list()
+    if scorer.model is not None:
+        model = load_model(stamp_of(base / scorer.model))
+        told = [label_scores(model, text).get(scorer.label or "", 0.0) for text in texts]
+        return documents.with_columns(score=pl.Series(told, dtype=pl.Float64))
+    function = load_function(scorer.function or "", base)
     try:
         found = [float(score) for score in function(texts)]
     except Exception as error:
@@ -47,16 +52,27 @@ def score_documents(documents: pl.DataFrame, scorer: Scorer, base: Path) -> pl.D
 
 
 def scorer_digest(scorer: Scorer, base: Path) -> str | None:
-    """SHA-256 of the source file of a scorer's function; None where there is none.
+    """SHA-256 of a scorer's model, or of the source file of its function; None where there is neither.
 
     Raises:
         RecipeError: there is no such function.
+        InputError: there is no such model, or it does not know the label.
+        SetupError: fastText is not installed.
     """
+    if scorer.model is not None:
+        path = base / scorer.model
+        if not path.is_file():
+            raise InputError(f"{path}: the model of the scorer '{scorer.name}' is missing")
+        require_fasttext()
+        if scorer.label not in (known := known_labels(load_model(stamp_of(path)))):
+            some = ", ".join(sorted(known)[:5])
+            raise InputError(f"{path}: the model knows no label '{scorer.label}'; it knows {some}")
+        return sha256_file(path)
     if scorer.function is None:
         return None
     load_function(scorer.function, base)
     source = sys.modules[scorer.function.partition(":")[0]].__file__
-    return hashlib.sha256(Path(source).read_bytes()).hexdigest() if source else None
+    return sha256_file(Path(source)) if source else None
 
 
 def load_function(path: str, base: Path) -> Score:

@@ -227,6 +227,26 @@ def test_a_function_scores_texts_when_it_is_trusted(tmp_path: Path) -> None:
         build_corpus(recipe, tmp_path, tmp_path / "corpus", allow_code=True, **run)
 
 
+def test_a_classifier_scores_texts(tmp_path: Path) -> None:
+    from test_mixture_masks import trained_model
+
+    kinds = {"good": "the river carries stones to the sea", "bad": "buy cheap pills now click here"}
+    trained_model(tmp_path / "quality.bin", kinds)
+    given_texts = [f"{kinds[kind]} {n} {words(f'w{n}', 3)}" for n, kind in enumerate(["good", "bad"] * 3)]
+    domain(tmp_path, "web", given_texts)
+    recipe = recipe_of(tmp_path, ["web"])
+    recipe["corpus"]["scorers"] = [{"name": "edu", "model": "quality.bin", "label": "good"}]
+    recipe["corpus"]["domains"][0] |= {"score": "edu", "split": ["0.5"]}
+    build(tmp_path, recipe)
+    assert lines(documents(tmp_path / "corpus", "web-q1")) == ["web1", "web3", "web5"]
+    recipe["corpus"]["scorers"][0]["label"] = "fine"
+    with pytest.raises(InputError, match=r"quality\.bin: the model knows no label 'fine'; it knows bad, good"):
+        build(tmp_path, recipe)
+    recipe["corpus"]["scorers"][0]["model"] = "none.bin"
+    with pytest.raises(InputError, match="the model of the scorer 'edu' is missing"):
+        build(tmp_path, recipe)
+
+
 def test_order_of_files_and_tasks_decide_nothing(tmp_path: Path) -> None:
     bases = [words(f"base{n}", 150) for n in range(12)]
     copies = [edited(text, 50 + n, f"c{n}x") for n, text in enumerate(bases * 2)]

@@ -420,7 +420,7 @@ def test_what_is_missing_for_languages_is_named(model: Path, tmp_path: Path, mon
     with pytest.raises(InputError, match="the model knows no language 'xx'; it knows de, en, fr"):
         check_language(rule_of("language", model=str(model), languages=["en", "xx"]))
     (tmp_path / "broken.bin").write_bytes(b"not a model" * 9)
-    with pytest.raises(InputError, match=r"broken\.bin: no fastText model that tells languages"):
+    with pytest.raises(InputError, match=r"broken\.bin: no fastText model that tells labels"):
         check_language(rule_of("language", model=str(tmp_path / "broken.bin")))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     with pytest.raises(SetupError, match=r"needs fastText: pip install 'millstream\[language\]'"):

@@ -25,6 +25,7 @@ from millstream.tokenize.encode import encode_units
 from millstream.tokenize.lock import LOCK, ready_tokenizer
 from millstream.tokenize.manifest import MANIFEST, Manifest
 from millstream.tokenize.publish import place_shards, read_mark, shard_units
+from millstream.tokenize.report import write_report
 from millstream.tokenize.seal import seal, sealed
 from millstream.tokenize.tokenizer import encoder_of
 from millstream.tokenize.work import Progress, Unit, clean, run_units
@@ -109,6 +110,7 @@ def build_corpus(
         if done == 0 and (current := sealed(root, recipe, [read_mark(unit.folder) for unit in written])):
             return BuildResult(manifest=current, did_work=False, warnings=tuple(warnings))
         manifest = seal(recipe, inputs, base, root, encoder, tokenizer, documents, units)
+        write_report(root, recipe, inputs, manifest, documents)
         return BuildResult(manifest=manifest, did_work=True, warnings=tuple(warnings))
 
 
