@@ -20,14 +20,14 @@ from millstream.mixture.recipe import Corpus, Recipe
 from millstream.mixture.rule_files import located
 from millstream.mixture.scores import scorer_digest
 from millstream.tokenize.curate import Inputs, check_not_empty, find_inputs, read_units
-from millstream.tokenize.deduplicate import deduplicate
+from millstream.tokenize.deduplicate import Deduplicated, Run, deduplicate
 from millstream.tokenize.encode import encode_units
-from millstream.tokenize.lock import LOCK, ready_tokenizer
+from millstream.tokenize.lock import ready_tokenizer
 from millstream.tokenize.manifest import MANIFEST, Manifest
 from millstream.tokenize.publish import place_shards, read_mark, shard_units
 from millstream.tokenize.report import write_report
 from millstream.tokenize.seal import seal, sealed
-from millstream.tokenize.tokenizer import encoder_of
+from millstream.tokenize.tokenizer import Encoder, encoder_of
 from millstream.tokenize.work import Progress, Unit, clean, run_units
 
 DISK_FACTOR = 4
@@ -44,12 +44,14 @@ class BuildResult:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Planned:
-    """One line of ``build --explain``."""
+class Made:
+    """What the stages made: the documents, the tokenizer's file and encoder, and each domain's shards."""
 
-    stage: str
-    what: str
-    state: str
+    documents: Deduplicated
+    tokenizer: Path
+    encoder: Encoder
+    shards: dict[str, list[Unit]]
+    done: int
 
 
 def build_corpus(
@@ -85,52 +87,49 @@ def build_corpus(
         clean(work)
 
         def run(stage: str, units: Sequence[Unit]) -> int:
+            if stage == "shards" and not all(unit.done for unit in units):
+                # From here on the folder holds parts of two corpora until it is sealed again.
+                (root / MANIFEST).unlink(missing_ok=True)
             executor = recipe.build.executor
             return run_units(stage, units, tasks=tasks, work_root=work, progress=progress, executor=executor)
 
-        reads = read_units(corpus, inputs, base, work)
-        done = run("read", list({read.unit.folder: read.unit for read in reads}.values()))
-        documents = deduplicate(corpus, base, work, reads, run)
-        reads, gone = documents.reads, documents.gone
-        done += documents.done
-        check_not_empty(corpus, reads)
-        tokenizer = ready_tokenizer(corpus, base, root, reads, gone, retrain=retrain_tokenizer, run=run)
-        encoder = encoder_of(corpus.tokenizer, tokenizer)
-        # The file and how this library encodes with it: either may change the ids.
-        identity = digest([sha256_file(tokenizer), encoder.probe(), encoder.eos, encoder.bos])
-        encoded = [encode_units(corpus, d, reads, gone, tokenizer, identity, work) for d in corpus.split_domains]
-        done += run("encode", [unit for each in encoded for unit in each.units])
-        placed = {each.domain: place_shards(each, encoder.dtype.itemsize, corpus) for each in encoded}
-        units = {each.domain: shard_units(root, each, placed[each.domain], corpus.chunk_bytes) for each in encoded}
-        written = [unit for domain in units.values() for unit in domain]
-        if not all(unit.done for unit in written):
-            # From here on the folder holds parts of two corpora until it is sealed again.
-            (root / MANIFEST).unlink(missing_ok=True)
-        done += run("shards", written)
-        if done == 0 and (current := sealed(root, recipe, [read_mark(unit.folder) for unit in written])):
+        made = run_stages(corpus, inputs, base, root, retrain_tokenizer=retrain_tokenizer, run=run)
+        written = [unit for domain in made.shards.values() for unit in domain]
+        if made.done == 0 and (current := sealed(root, recipe, [read_mark(unit.folder) for unit in written])):
             return BuildResult(manifest=current, did_work=False, warnings=tuple(warnings))
-        manifest = seal(recipe, inputs, base, root, encoder, tokenizer, documents, units)
-        write_report(root, recipe, inputs, manifest, documents)
+        manifest = seal(recipe, inputs, base, root, made.encoder, made.tokenizer, made.documents, made.shards)
+        write_report(root, recipe, inputs, manifest, made.documents)
         return BuildResult(manifest=manifest, did_work=True, warnings=tuple(warnings))
 
 
-def explain_build(recipe: Recipe, base: Path, root: Path, *, allow_code: bool = False) -> list[Planned]:
-    """What a build would do, as far as it can be told before reading."""
-    inputs = find_inputs(recipe.corpus, base)
-    check_before(recipe.corpus, inputs, base, root, allow_code=allow_code)
-    reads = read_units(recipe.corpus, inputs, base, root / ".work")
-    planned = [
-        Planned(stage="read", what=read.unit.label, state="done" if read.unit.done else "to do") for read in reads
-    ]
-    later = "as needed after reading" if any(not read.unit.done for read in reads) else "done unless something changed"
-    tokenizer = "locked" if (root / LOCK).exists() else "to do"
-    return [
-        *planned,
-        Planned(stage="dedup", what="all domains", state=later),
-        Planned(stage="tokenizer", what=recipe.corpus.tokenizer.kind, state=tokenizer),
-        Planned(stage="encode", what="all domains", state=later),
-        Planned(stage="shards", what="all domains", state=later),
-    ]
+def run_stages(corpus: Corpus, inputs: Inputs, base: Path, root: Path, *, retrain_tokenizer: bool, run: Run) -> Made:
+    """Go through the stages, each from what the ones before have made.
+
+    Args:
+        corpus: the recipe's corpus section.
+        inputs: what it points at.
+        base: folder that the recipe's relative paths start from.
+        root: the corpus folder.
+        retrain_tokenizer: train the recipe's tokenizer anew, though one is locked.
+        run: runs a stage's units; returns how many were not done before.
+    """
+    work = root / ".work"
+    reads = read_units(corpus, inputs, base, work)
+    done = run("read", list({read.unit.folder: read.unit for read in reads}.values()))
+    documents = deduplicate(corpus, base, work, reads, run)
+    reads, gone = documents.reads, documents.gone
+    done += documents.done
+    check_not_empty(corpus, reads)
+    tokenizer = ready_tokenizer(corpus, base, root, reads, gone, retrain=retrain_tokenizer, run=run)
+    encoder = encoder_of(corpus.tokenizer, tokenizer)
+    # The file and how this library encodes with it: either may change the ids.
+    identity = digest([sha256_file(tokenizer), encoder.probe(), encoder.eos, encoder.bos])
+    encoded = [encode_units(corpus, d, reads, gone, tokenizer, identity, work) for d in corpus.split_domains]
+    done += run("encode", [unit for each in encoded for unit in each.units])
+    placed = {each.domain: place_shards(each, encoder.dtype.itemsize, corpus) for each in encoded}
+    shards = {each.domain: shard_units(root, each, placed[each.domain], corpus.chunk_bytes) for each in encoded}
+    done += run("shards", [unit for domain in shards.values() for unit in domain])
+    return Made(documents=documents, tokenizer=tokenizer, encoder=encoder, shards=shards, done=done)
 
 
 def check_rules(corpus: Corpus, base: Path, *, allow_code: bool) -> None:
@@ -163,11 +162,7 @@ def check_before(corpus: Corpus, inputs: Inputs, base: Path, root: Path, *, allo
     """
     check_rules(corpus, base, allow_code=allow_code)
     size = sum(file.size for files in inputs.files.values() for file in files)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        free = shutil.disk_usage(root).free
-    except OSError as error:
-        raise SetupError(f"{root}: cannot be made: {error.strerror}") from error
+    free = shutil.disk_usage(next(folder for folder in (root, *root.absolute().parents) if folder.is_dir())).free
     if free < DISK_FACTOR * size:
         raise SetupError(
             f"{root}: {free / 2**30:.1f} GiB free, but {size / 2**30:.1f} GiB of input need about "
@@ -191,7 +186,10 @@ def check_before(corpus: Corpus, inputs: Inputs, base: Path, root: Path, *, allo
 @contextmanager
 def _only_builder(root: Path) -> Iterator[None]:
     """Hold the corpus folder's lock."""
-    (root / ".work").mkdir(parents=True, exist_ok=True)
+    try:
+        (root / ".work").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise SetupError(f"{root}: cannot be made: {error.strerror}") from error
     with (root / ".work" / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

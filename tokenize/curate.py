@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import orjson
 import polars as pl
@@ -30,6 +31,8 @@ from millstream.tokenize.work import Unit
 
 GROUP_BYTES = 32 << 20
 """Small files are read together up to this size; a larger file is a unit of its own."""
+MADE_FROM = "made_from.json"
+"""Beside a read unit's tables: what decided them, so that a later build can say what is different."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,9 +121,14 @@ def read_units(corpus: Corpus, inputs: Inputs, base: Path, work: Path) -> list[R
                     evaluation=inputs.evaluation,
                     seed=corpus.seed,
                 )
-                key = _read_key(reading_of, contents)
+                made_from = _made_from(reading_of, contents)
+                key = digest(made_from)
                 label = f"{domain.name} from {name} ({files[0].path}{' ...' if files[1:] else ''})"
-                unit = Unit(label=label, folder=work / "read" / key, work=partial(read_group, reading_of=reading_of))
+                unit = Unit(
+                    label=label,
+                    folder=work / "read" / key,
+                    work=partial(read_group, reading_of=reading_of, made_from=made_from),
+                )
                 units += [
                     ReadUnit(domain=part, key=key, unit=unit, part=number)
                     for number, part in enumerate(reading_of.parts)
@@ -129,12 +137,13 @@ def read_units(corpus: Corpus, inputs: Inputs, base: Path, work: Path) -> list[R
     return units
 
 
-def read_group(folder: Path, *, reading_of: Reading) -> None:
+def read_group(folder: Path, *, reading_of: Reading, made_from: dict[str, Any]) -> None:
     """Read and filter some files of a source; every record ends in one of two tables of one part.
 
     Raises:
         InputError: a file is damaged, a scorer fails, or the counts do not add up.
     """
+    (folder / MADE_FROM).write_bytes(orjson.dumps(made_from))
     records = 0
     parts = reading_of.parts
     with contextlib.ExitStack() as stack:
@@ -260,7 +269,8 @@ class Fingerprints:
         temporary.replace(self.path)
 
 
-def _read_key(reading_of: Reading, files: list[tuple[str, str]]) -> str:
+def _made_from(reading_of: Reading, files: list[tuple[str, str]]) -> dict[str, Any]:
+    """Everything that decides what a unit of reading gives."""
     domain, decontaminate = reading_of.domain, reading_of.decontaminate
     libraries = {"polars", *(name for rule in reading_of.rules for name in filters.libraries(rule))}
     how = reading_of.source.model_dump(mode="json", exclude={"root", "package", "version", "files"})
@@ -270,22 +280,20 @@ def _read_key(reading_of: Reading, files: list[tuple[str, str]]) -> str:
         if scorer
         else None
     )
-    return digest(
-        {
-            "versions": [reading.VERSION, filters.VERSION, contamination.VERSION],
-            "libraries": {name: library_version(name) for name in sorted(libraries)},
-            "unicode": unicodedata.unidata_version,
-            "seed": reading_of.seed,
-            "domain": domain.name,
-            "score": score,
-            "split": [str(border) for border in domain.split],
-            "source": how,
-            "evaluation": [[each.name, each.sha256, list(each.fields)] for each in reading_of.evaluation],
-            "decontaminate": decontaminate.model_dump(mode="json", exclude={"sets"}) if decontaminate else None,
-            "rules": [rule_files.described(rule) for rule in reading_of.rules],
-            "files": [list(file) for file in files],
-        }
-    )
+    return {
+        "versions": [reading.VERSION, filters.VERSION, contamination.VERSION],
+        "libraries": {name: library_version(name) for name in sorted(libraries)},
+        "unicode": unicodedata.unidata_version,
+        "seed": reading_of.seed,
+        "domain": domain.name,
+        "score": score,
+        "split": [str(border) for border in domain.split],
+        "source": how,
+        "evaluation": [[each.name, each.sha256, list(each.fields)] for each in reading_of.evaluation],
+        "decontaminate": decontaminate.model_dump(mode="json", exclude={"sets"}) if decontaminate else None,
+        "rules": [rule_files.described(rule) for rule in reading_of.rules],
+        "files": [list(file) for file in files],
+    }
 
 
 def _without_evaluation(

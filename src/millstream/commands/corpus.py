@@ -99,16 +99,19 @@ def build(
 
     Example: millstream build recipes/demo.yaml --tasks 4
     """
-    from millstream.tokenize.build import build_corpus, explain_build
+    from millstream.tokenize.build import build_corpus
+    from millstream.tokenize.explain import explain_build
 
     recipe = load_recipe(recipe_file)
     root = corpus_folder(recipe, corpus)
     if explain:
-        todo = explain_build(recipe, recipe_file.parent, root, allow_code=allow_code)
+        todo = explain_build(
+            recipe, recipe_file.parent, root, retrain_tokenizer=retrain_tokenizer, allow_code=allow_code
+        )
         if as_json:
             show.json(todo)
         else:
-            show.table(None, ("stage", "what", "state"), [(t.stage, t.what, t.state) for t in todo])
+            show.table(None, ("stage", "what", "state", "why"), [(t.stage, t.what, t.state, t.why) for t in todo])
         return
     with stages() as progress:
         result = build_corpus(
