@@ -131,6 +131,23 @@ def test_planted_duplicates_go_and_lookalikes_stay(planted: Path) -> None:
         assert similar == Fraction(entry["value"]) >= Fraction(7, 10)
 
 
+def test_templated_documents_that_differ_in_names_stay(tmp_path: Path) -> None:
+    template = words("template", 80).split()
+    names = [[f"Mx{chr(97 + n)}{chr(97 + k)}" for k in range(8)] for n in range(12)]
+    filled = []
+    for people in names:
+        parts = list(template)
+        for k, name in enumerate(people):
+            parts[k * 10 + 3] = name
+        filled.append(" ".join(parts))
+    # One more is the first with a single word changed: that is no other document.
+    write_jsonl(tmp_path / "in" / "forms" / "a.jsonl", [{"text": t} for t in [*filled, filled[0] + " indeed"]])
+    build(tmp_path, near_recipe(tmp_path / "in", ["forms"]))
+    (dropped,) = exclusions(tmp_path / "corpus").to_dicts()
+    assert dropped["locator"] in ("a.jsonl:1", "a.jsonl:13")
+    assert len(documents(tmp_path / "corpus", "forms")) == 12
+
+
 def test_tasks_and_order_of_files_decide_nothing(planted: Path) -> None:
     recipe = near_recipe(planted / "in", ["first", "second"])
     build(planted, recipe, tasks=1, corpus="one")

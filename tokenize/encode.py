@@ -160,6 +160,8 @@ def sample_texts(
         order = order.sort("order", "doc_id")
         free = [not held_out(corpus.seed, key, domain.holdout) for key in order["doc_key"]]
         order = order.filter(pl.Series(free, dtype=pl.Boolean))
+        # A text longer than the sample must not keep those after it out.
+        order = order.filter(pl.col("n_bytes") <= settings.sample_bytes)
         order = order.filter(pl.col("n_bytes").cum_sum() <= settings.sample_bytes)
         sample = survivors(reads, domain.name, gone, ["doc_id", "order", "text"])
         wanted = sample.join(order.lazy().select("doc_id"), on="doc_id", how="semi").collect()
