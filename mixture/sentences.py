@@ -99,7 +99,8 @@ def span_table(kept: pl.DataFrame, settings: SentenceDedup) -> pl.DataFrame:
                 numbers.append(number)
                 joined = " ".join(simple[number : number + n]).encode()
                 keys.append(int.from_bytes(blake2b(joined, digest_size=8).digest(), "little"))
-    described = kept[rows].select("row", "doc_key", "doc_id", "order", "n_bytes", "score")
+    # Without the texts: a row stands here once a span.
+    described = kept.select("row", "doc_key", "doc_id", "order", "n_bytes", "score")[rows]
     return described.with_columns(
         key=pl.Series(keys, dtype=pl.UInt64), number=pl.Series(numbers, dtype=pl.UInt32)
     ).select(pl.col(name).cast(kind) for name, kind in SPAN_SCHEMA.items())

@@ -7,8 +7,20 @@ from corpora import build, documents, exclusions, recipe_dict, words, write_json
 
 ALL = [
     {"rule": "pii"},
-    {"rule": "gopher-repetition", "dup_line_frac": None, "dup_line_char_frac": None, "top_n_grams": []},
-    {"rule": "gopher-quality", "min_stop_words": 0, "min_doc_words": 0, "max_doc_words": None},
+    {
+        "rule": "gopher-repetition",
+        "dup_line_frac": None,
+        "dup_line_char_frac": None,
+        "top_n_grams": [[2, 2.0], [3, 2.0]],
+        "dup_n_grams": [[5, 2.0], [10, 2.0]],
+    },
+    {
+        "rule": "gopher-quality",
+        "min_stop_words": 0,
+        "min_doc_words": 0,
+        "max_doc_words": None,
+        "max_non_alpha_words_ratio": 0.1,
+    },
     {"rule": "c4-quality", "filter_no_terminal_punct": False, "min_num_sentences": -1},
     {
         "rule": "fineweb-quality",

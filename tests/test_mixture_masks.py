@@ -423,7 +423,7 @@ def test_what_is_missing_for_languages_is_named(model: Path, tmp_path: Path, mon
     with pytest.raises(InputError, match=r"broken\.bin: no fastText model that tells labels"):
         check_language(rule_of("language", model=str(tmp_path / "broken.bin")))
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
-    with pytest.raises(SetupError, match=r"needs fastText: pip install 'millstream\[language\]'"):
+    with pytest.raises(SetupError, match=r"need fastText: pip install 'millstream\[language\]'"):
         check_language(rule_of("language", model=str(model)))
     with pytest.raises(SetupError, match=r"needs tldextract: pip install 'millstream\[urls\]'"):
         check_lists(rule_of("url-lists"))
