@@ -146,15 +146,13 @@ def _candidates(tables: Sequence[Table], members: pl.DataFrame, gone: Sequence[P
     """What is known of the members of clusters, in the order in which they are preferred."""
     wanted = members.select(table=pl.col("document") // (1 << 32), row=pl.col("document") % (1 << 32))
     frames = []
+    # One table after the other: all bands at once would be the whole corpus's.
     for number, table in enumerate(tables):
-        rows = wanted.filter(pl.col("table") == number).select("row").lazy()
-        described = pl.scan_parquet(table.bands or "").with_columns(row=pl.int_range(pl.len(), dtype=pl.UInt64))
-        frames.append(
-            described.join(rows, on="row", how="semi")
-            .drop("row")
-            .with_columns(**table.labels(), table=pl.lit(number, pl.Int32))
-        )
-    return preferred(without(pl.concat(frames), gone).collect(), keep)
+        rows = wanted.filter(pl.col("table") == number).select("row")
+        described = pl.read_parquet(table.bands or "").with_row_index("row")
+        members_here = described.with_columns(pl.col("row").cast(pl.UInt64)).join(rows, on="row", how="semi")
+        frames.append(members_here.drop("row").with_columns(**table.labels(), table=pl.lit(number, pl.Int32)))
+    return preferred(without(pl.concat(frames).lazy(), gone).collect(), keep)
 
 
 def _shingle_bags(candidates: pl.DataFrame, tables: Sequence[Table], near: NearDedup) -> list[Bag]:

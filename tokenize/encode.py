@@ -59,6 +59,12 @@ def survivors(reads: Sequence[ReadUnit], domain: str, gone: Sequence[Path], colu
     return documents
 
 
+def first_texts(reads: Sequence[ReadUnit], domain: str, gone: Sequence[Path], count: int) -> pl.DataFrame:
+    """``doc_id`` and ``text`` of a domain's first documents in stream order."""
+    order = survivors(reads, domain, gone, ["doc_id", "order"]).sort("order", "doc_id").head(count).collect()
+    return _texts_up_to(reads, domain, gone, order)
+
+
 def encode_units(
     corpus: Corpus,
     domain: Domain,
@@ -163,10 +169,17 @@ def sample_texts(
         # A text longer than the sample must not keep those after it out.
         order = order.filter(pl.col("n_bytes") <= settings.sample_bytes)
         order = order.filter(pl.col("n_bytes").cum_sum() <= settings.sample_bytes)
-        sample = survivors(reads, domain.name, gone, ["doc_id", "order", "text"])
-        wanted = sample.join(order.lazy().select("doc_id"), on="doc_id", how="semi").collect()
-        texts += wanted.sort("order", "doc_id")["text"].to_list()
+        texts += _texts_up_to(reads, domain.name, gone, order)["text"].to_list()
     return texts
+
+
+def _texts_up_to(reads: Sequence[ReadUnit], domain: str, gone: Sequence[Path], order: pl.DataFrame) -> pl.DataFrame:
+    """``doc_id`` and ``text`` of some of a domain's first documents (``doc_id``, ``order``), in stream order."""
+    # By a bound that the reader of the files applies: a join would load the whole domain's text first.
+    last = pl.lit(order["order"].max(), pl.UInt64)
+    texts = survivors(reads, domain, gone, ["doc_id", "order", "text"]).filter(pl.col("order") <= last).collect()
+    wanted = texts.join(order.select("doc_id"), on="doc_id", how="semi")
+    return wanted.sort("order", "doc_id").select("doc_id", "text")
 
 
 def read_range(unit: Unit) -> tuple[pl.DataFrame, np.ndarray[Any, Any]]:

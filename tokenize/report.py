@@ -16,7 +16,7 @@ from millstream.mixture.contamination import EvaluationSet, planted_leaks
 from millstream.mixture.recipe import Corpus, Recipe
 from millstream.tokenize.curate import Inputs
 from millstream.tokenize.deduplicate import Deduplicated
-from millstream.tokenize.encode import survivors
+from millstream.tokenize.encode import first_texts
 from millstream.tokenize.manifest import DomainManifest, Manifest
 from millstream.tokenize.report_page import report_sections
 
@@ -66,8 +66,7 @@ def _domain(root: Path, domain: DomainManifest, excluded: pl.LazyFrame, document
     }
     dropped = sum(domain.exclusions.values())
     edits = _edits(root, domain)
-    sample = survivors(documents.reads, domain.name, documents.gone, ["doc_id", "order", "text"])
-    first = sample.sort("order", "doc_id").head(SAMPLES).collect()
+    first = first_texts(documents.reads, domain.name, documents.gone, SAMPLES)
     return {
         "name": domain.name,
         "read": domain.read,
@@ -83,10 +82,7 @@ def _domain(root: Path, domain: DomainManifest, excluded: pl.LazyFrame, document
             for name, n in sorted(domain.exclusions.items(), key=lambda item: (-item[1], item[0]))
         ],
         "edits": edits,
-        "samples": [
-            {"doc_id": doc_id, "text": text[:SAMPLE_CHARS]}
-            for doc_id, text in first.select("doc_id", "text").iter_rows()
-        ],
+        "samples": [{"doc_id": doc_id, "text": text[:SAMPLE_CHARS]} for doc_id, text in first.iter_rows()],
     }
 
 
@@ -151,8 +147,7 @@ def _contamination(
     dropped = dict(leaked.group_by("set").len().collect().rows())
     hosts: list[str] = []
     for domain in corpus.split_domains:
-        sample = survivors(documents.reads, domain.name, documents.gone, ["doc_id", "order", "text"])
-        hosts += sample.sort("order", "doc_id").head(HOSTS).collect()["text"].to_list()
+        hosts += first_texts(documents.reads, domain.name, documents.gone, HOSTS)["text"].to_list()
     return [
         {"set": each.name, "dropped": dropped.get(each.name, 0)} | planted_leaks(corpus.decontaminate, each, hosts)
         for each in sets
