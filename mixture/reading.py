@@ -33,6 +33,7 @@ from millstream.mixture.sources import SourceFile, read_file
 
 VERSION = "read/2"
 BATCH_BYTES = 32 << 20
+BATCH_RECORDS = 1 << 16
 ROWS = 1024
 
 JSON_SUFFIXES = (".jsonl", ".ndjson")
@@ -49,7 +50,7 @@ class Batch:
 
 
 def read_documents(source: Source, file: SourceFile, *, domain: str, seed: int) -> Iterator[Batch]:
-    """Read one file in batches of about 32 MiB of text.
+    """Read one file in batches of about 32 MiB of text, or of 65,536 records.
 
     Args:
         source: how to read it.
@@ -71,7 +72,7 @@ def read_documents(source: Source, file: SourceFile, *, domain: str, seed: int) 
             size += len(record.text) + len(record.metadata)
         else:
             rejected.append(record)
-        if size >= BATCH_BYTES:
+        if size >= BATCH_BYTES or len(kept) + len(rejected) >= BATCH_RECORDS:
             yield _batch(source, path, domain, seed, kept, rejected)
             kept, rejected, size = [], [], 0
     yield _batch(source, path, domain, seed, kept, rejected)
