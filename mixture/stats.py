@@ -13,6 +13,7 @@ from millstream.mixture.documents import DOCUMENT_SCHEMA
 from millstream.mixture.measures import Measure, measure
 from millstream.mixture.recipe import Corpus, Domain
 from millstream.mixture.rules import (
+    C4Quality,
     Filter,
     FinewebQuality,
     GopherQuality,
@@ -71,19 +72,29 @@ class Distribution:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Dropped:
+    """Documents of a sample that one rule drops."""
+
+    rule: str
+    documents: int
+    examples: tuple[Example, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Survey:
     """A domain's sample.
 
-    ``documents``, and ``unreadable`` records by rule; what each limit would do; and what the recipe's filters drop of
-    the documents one after the other, with examples.
+    ``documents``, and ``unreadable`` records by rule; what each limit would do; what the recipe's filters drop of the
+    documents one after the other; and what C4's rules, which set no limits, would drop where the recipe lacks them.
     """
 
     domain: str
     documents: int
     unreadable: dict[str, int]
     distributions: tuple[Distribution, ...]
-    chain: tuple[tuple[str, int, tuple[Example, ...]], ...]
+    chain: tuple[Dropped, ...]
     chain_kept: int
+    offered: tuple[Dropped, ...]
 
 
 def survey(corpus: Corpus, files: dict[str, list[SourceFile]], base: Path, domain: Domain, documents: int) -> Survey:
@@ -113,6 +124,8 @@ def survey(corpus: Corpus, files: dict[str, list[SourceFile]], base: Path, domai
         if np.isfinite(each.values).any()
     ]
     chain, kept = _chain(sample, asked)
+    c4 = C4Quality(rule="c4-quality")
+    offered, _ = _chain(sample, [] if c4.rule in kinds else [c4])
     return Survey(
         domain=domain.name,
         documents=len(sample),
@@ -120,6 +133,7 @@ def survey(corpus: Corpus, files: dict[str, list[SourceFile]], base: Path, domai
         distributions=tuple(found),
         chain=chain,
         chain_kept=kept,
+        offered=offered,
     )
 
 
@@ -182,15 +196,13 @@ def _examples(
     )
 
 
-def _chain(
-    sample: pl.DataFrame, asked: Sequence[Filter]
-) -> tuple[tuple[tuple[str, int, tuple[Example, ...]], ...], int]:
-    """What the recipe's filters drop of the sample, in order; with no filters in the recipe, nothing."""
+def _chain(sample: pl.DataFrame, asked: Sequence[Filter]) -> tuple[tuple[Dropped, ...], int]:
+    """What filters drop of the sample, in order, and how many documents stay."""
     filtered = filters.apply_filters(sample, asked, "sample")
     found = []
     for (rule,), dropped in filtered.excluded.group_by("rule", maintain_order=True):
         texts = dropped.head(EXAMPLES).join(sample.select("doc_id", "text"), on="doc_id", how="left")
         shown = texts.select("doc_id", "value", "text").iter_rows()
         examples = tuple(Example(doc_id=d, value=v or "", text=t[:EXAMPLE_CHARS]) for d, v, t in shown)
-        found.append((str(rule), len(dropped), examples))
+        found.append(Dropped(rule=str(rule), documents=len(dropped), examples=examples))
     return tuple(found), len(filtered.kept)

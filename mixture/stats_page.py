@@ -1,9 +1,10 @@
 """The page of ``millstream stats``: a histogram for each limit, and documents on both sides of it."""
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from millstream import html
-from millstream.mixture.stats import Distribution, Example, Survey
+from millstream.mixture.stats import Distribution, Dropped, Example, Survey
 
 
 def stats_sections(surveys: Sequence[Survey]) -> Iterator[str]:
@@ -17,21 +18,27 @@ def stats_sections(surveys: Sequence[Survey]) -> Iterator[str]:
         bad = ", ".join(f"{rule} {n:,}" for rule, n in survey.unreadable.items())
         yield f"<p>{survey.documents:,} documents{f'; unreadable records: {html.text(bad)}' if bad else ''}.</p>"
         if survey.chain or survey.chain_kept < survey.documents:
-            yield _chain(survey)
+            kept = ("kept", survey.chain_kept, *_share(survey.chain_kept, survey, gone=False), "")
+            yield "<h3>The recipe's filters, in order</h3>" + _table(survey.chain, survey, [kept])
+        if survey.offered:
+            yield "<h3>C4's rules, not in the recipe, would drop</h3>" + _table(survey.offered, survey, [])
         yield '<div class="figures">'
         for found in survey.distributions:
             yield _figure(found, survey.documents)
         yield "</div>"
 
 
-def _chain(survey: Survey) -> str:
-    share = max(1, survey.documents)
+def _table(dropped: Sequence[Dropped], survey: Survey, more: Sequence[Sequence[Any]]) -> str:
     rows = [
-        (rule, dropped, dropped / share, html.bar(dropped / share, gone=True), html.Markup(_examples(examples)))
-        for rule, dropped, examples in survey.chain
+        (each.rule, each.documents, *_share(each.documents, survey), html.Markup(_examples(each.examples)))
+        for each in dropped
     ]
-    kept = ("kept", survey.chain_kept, survey.chain_kept / share, html.bar(survey.chain_kept / share), "")
-    return "<h3>The recipe's filters, in order</h3>" + html.table(("rule", "documents", "share", "", ""), [*rows, kept])
+    return html.table(("rule", "documents", "share", "", ""), [*rows, *more])
+
+
+def _share(documents: int, survey: Survey, *, gone: bool = True) -> tuple[float, html.Markup]:
+    share = documents / max(1, survey.documents)
+    return share, html.bar(share, gone=gone)
 
 
 def _figure(found: Distribution, documents: int) -> str:

@@ -94,8 +94,10 @@ def test_the_command_shows_distributions_and_writes_a_page(tmp_path: Path) -> No
     assert art["documents"] == 30
     length = next(d for d in law["distributions"] if d["field"] == "min_chars")
     assert length["in_recipe"] and length["limit"] == 60
-    assert length["dropped"] == law["chain"][0][1] == law["documents"] - law["chain_kept"]
+    assert length["dropped"] == law["chain"][0]["documents"] == law["documents"] - law["chain_kept"]
     assert sum(length["counts"]) == law["documents"]
+    assert {each["rule"] for each in law["offered"]} <= {"too_few_sentences", "curly_bracket", "lorem_ipsum"}
+    assert sum(each["documents"] for each in law["offered"]) > 0
     assert all(len(e["text"]) < 60 for e in length["dropped_examples"])
     html = page.read_text()
     assert "<script" not in html

@@ -1,8 +1,9 @@
 """``millstream init`` and ``millstream build``: from a folder of files to a sealed corpus."""
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +15,9 @@ from millstream.mixture.native import require_packages
 from millstream.places import corpus_folder
 from millstream.progress import stages
 from millstream.tokenize.manifest import Manifest
+
+if TYPE_CHECKING:
+    from millstream.mixture.stats import Dropped
 
 
 def init(
@@ -79,9 +83,14 @@ def stats(
         columns = ("rule", "check", "field", "limit", "10%", "median", "90%", "would drop", "in recipe")
         show.table(title, columns, rows)
         if found.chain:
-            dropped = ", ".join(f"{rule} {n:,}" for rule, n, _ in found.chain)
-            show.line(f"the recipe's filters keep {found.chain_kept:,} of {found.documents:,}: {dropped}")
+            show.line(f"the recipe's filters keep {found.chain_kept:,} of {found.documents:,}: {_told(found.chain)}")
+        if found.offered:
+            show.line(f"c4-quality, not in the recipe, would drop {_told(found.offered)}")
     show.line(f"wrote {output}")
+
+
+def _told(dropped: "Sequence[Dropped]") -> str:
+    return ", ".join(f"{each.rule} {each.documents:,}" for each in dropped)
 
 
 def build(
