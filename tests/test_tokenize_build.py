@@ -118,6 +118,14 @@ def test_a_killed_build_goes_on_to_the_same_bytes(tmp_path: Path, three: dict[st
     assert digests(tmp_path / "killed") == digests(tmp_path / "whole")
 
 
+def test_a_tokenizer_whose_eos_stands_in_texts_is_refused(tmp_path: Path, three: dict[str, Any]) -> None:
+    build(tmp_path, three, corpus="first")
+    (tmp_path / "first" / "tokenizer.json").rename(tmp_path / "tokenizer.json")
+    three["corpus"]["tokenizer"] = {"kind": "file", "path": "tokenizer.json", "eos": "e"}
+    with pytest.raises(InputError, match="the tokenizer gives the id of EOS inside a text"):
+        build(tmp_path, three, corpus="second")
+
+
 def test_plain_webdataset_reads_the_same_tokens(tmp_path: Path, three: dict[str, Any]) -> None:
     result = build(tmp_path, three)
     root = tmp_path / "corpus"

@@ -19,6 +19,7 @@ import numpy as np
 import polars as pl
 
 from millstream.canonical import digest
+from millstream.errors import InputError
 from millstream.mixture.documents import DOCUMENT_SCHEMA, held_out
 from millstream.mixture.recipe import Corpus, Domain, TokenizerFile, TrainedTokenizer
 from millstream.tokenize.curate import ReadUnit, check_conserved
@@ -146,6 +147,11 @@ def encode_range(
     n_tokens = np.concatenate(counts) if counts else np.empty(0, np.int64)
     out = np.concatenate(tokens) if tokens else np.empty(0, encoder.dtype)
     check_conserved(f"{domain}: encoding", len(documents), len(n_tokens))
+    if (ends := int((out == encoder.eos).sum())) != len(documents):
+        raise InputError(
+            f"{domain}: the tokenizer gives the id of EOS inside a text ({ends} in {len(documents)} documents), so "
+            "documents could not be told apart; name another token as 'eos'"
+        )
     marked = documents.drop("text").with_columns(
         n_tokens=pl.Series(n_tokens, dtype=pl.Int64),
         held_out=pl.Series([held_out(seed, key, holdout) for key in documents["doc_key"]], dtype=pl.Boolean),
