@@ -97,6 +97,8 @@ def _options(protocol: str, settings: StoreSettings) -> dict[str, Any]:
             "read_timeout": settings.read_seconds,
             "max_pool_connections": settings.requests,
             "retries": {"max_attempts": 0},
+            # Some stores send the whole object's checksum with a part of it.
+            "response_checksum_validation": "when_required",
         }
         return {"config_kwargs": config, "skip_instance_cache": True}
     if protocol in ("http", "https"):

@@ -186,10 +186,8 @@ class Store:
             spent = time.monotonic() - began
             if attempt == settings.attempts or spent + pause > settings.retry_seconds:
                 asked = f"bytes {start}-{'end' if end is None else end - 1}"
-                raise SetupError(
-                    f"{self.url}/{path}: {asked} could not be read: {attempt} attempts in {spent:.1f} s, "
-                    f"the last: {cause}"
-                )
+                tries = f"{attempt} attempt{'s' if attempt > 1 else ''} in {spent:.1f} s"
+                raise SetupError(f"{self.url}/{path}: {asked} could not be read: {tries}, the last: {cause}")
             self._pause(pause)
             pause = min(2 * pause, settings.longest_backoff)
         raise AssertionError("attempts is at least one")

@@ -20,8 +20,9 @@ from typing import Any
 import fsspec
 
 BUCKET = "mill"
-FAULTS = ("500", "503", "429", "reset", "truncated", "short", "shifted", "slow")
-"""Faults that pass; ``missing`` is the one that does not."""
+PASSING = ("500", "503", "429", "reset", "truncated", "short", "shifted", "slow")
+"""Faults that pass: a status, a connection cut before or inside the body, half a body announced as whole, a body from
+another place, silence inside the body. ``missing`` does not pass; ``flipped`` is one wrong bit."""
 
 
 @contextmanager
@@ -70,9 +71,8 @@ class Trouble:
 
     seed: int = 0
     per_mille: int = 0
-    faults: tuple[str, ...] = FAULTS
+    faults: tuple[str, ...] = PASSING
     slow_seconds: float = 1.0
-    missing_per_mille: int = 0
     counts: Counter[str] = field(default_factory=Counter)
     made: Counter[str] = field(default_factory=Counter)
     lock: Lock = field(default_factory=Lock)
@@ -87,8 +87,6 @@ class Trouble:
             fault = None
             if draw % 1000 < self.per_mille:
                 fault = self.faults[choice % len(self.faults)]
-                if choice // 64 % 1000 < self.missing_per_mille:
-                    fault = "missing"
                 self.counts[fault] += 1
             return fault
 
@@ -97,9 +95,12 @@ class Trouble:
 def faulty(upstream: str, trouble: Trouble) -> Iterator[str]:
     """A proxy before a server; yields its URL."""
     host = upstream.removeprefix("http://")
+    answers: dict[str, tuple[int, dict[str, str], bytes]] = {}
 
     class Proxy(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
+        wbufsize = -1
+        disable_nagle_algorithm = True
 
         def do_GET(self) -> None:
             request = f"{self.path} {self.headers.get('Range')}"
@@ -110,24 +111,35 @@ def faulty(upstream: str, trouble: Trouble) -> Iterator[str]:
                 return self._send(404, {}, b"<Error><Code>NoSuchKey</Code></Error>")
             if fault == "reset":
                 return self._reset()
-            connection = http.client.HTTPConnection(host, timeout=30)
-            with contextlib.closing(connection):
-                connection.request("GET", self.path, headers=dict(self.headers))
-                answer = connection.getresponse()
-                body = answer.read()
-            headers = {k: v for k, v in answer.headers.items() if k.lower() not in ("content-length", "connection")}
+            status, headers, body = self._upstream(f"{request} {self.headers.get('If-Match')}")
             if fault == "short":
                 body = body[: len(body) // 2]
+            if fault == "flipped" and body:
+                body = bytes([body[0] ^ 1]) + body[1:]
             if fault == "shifted" and "Content-Range" in headers:
+                headers = dict(headers)
                 first, rest = headers["Content-Range"].removeprefix("bytes ").split("-")
                 headers["Content-Range"] = f"bytes {int(first) + 1}-{rest}"
             cut = len(body) // 2 if fault in ("truncated", "slow") else len(body)
-            self._send(answer.status, headers, body[:cut], announced=len(body))
+            self._send(status, headers, body[:cut], announced=len(body))
             if fault == "slow":
                 trouble.gate.wait(trouble.slow_seconds)
             if cut < len(body):
                 self.close_connection = True
             return None
+
+        def _upstream(self, request: str) -> tuple[int, dict[str, str], bytes]:
+            """The server's answer, asked for once."""
+            if request not in answers:
+                connection = http.client.HTTPConnection(host, timeout=30)
+                with contextlib.closing(connection):
+                    connection.request("GET", self.path, headers=dict(self.headers))
+                    answer = connection.getresponse()
+                    body = answer.read()
+                ours = ("content-length", "connection")
+                headers = {k: v for k, v in answer.headers.items() if k.lower() not in ours}
+                answers[request] = answer.status, headers, body
+            return answers[request]
 
         def _send(self, status: int, headers: dict[str, str], body: bytes, announced: int | None = None) -> None:
             self.send_response_only(status)
