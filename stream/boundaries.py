@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.stream.shards import Tokens
+from millstream.stream.ranges import Tokens
 
 
 @dataclass(frozen=True, slots=True)

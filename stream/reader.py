@@ -5,8 +5,9 @@ The global batch of a step depends on the plan alone. Rank ``r`` of ``W`` takes 
 the next step.
 """
 
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from threading import Event
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,15 @@ from numpy.typing import NDArray
 from millstream.errors import InputError, UsageError
 from millstream.stream.permutation import U64
 from millstream.stream.plan import Plan, Sequences
-from millstream.stream.shards import DomainReader, Tokens, open_domain
-from millstream.tokenize.manifest import Manifest, read_manifest
+from millstream.stream.prefetch import read_ahead
+from millstream.stream.ranges import StoredDomain, Tokens, gather_rows
+from millstream.stream.remote import StoreSettings
+from millstream.stream.shards import DomainReader, open_domain
+from millstream.stream.store import Root, Store, open_root, read_corpus
+from millstream.tokenize.manifest import Manifest
+
+AHEAD = 2
+"""Batches that are read before they are asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +49,7 @@ class Stream:
 
     plan: Plan
     manifest: Manifest
-    readers: tuple[DomainReader, ...]
+    readers: tuple[DomainReader | StoredDomain, ...]
 
     def batch(self, step: int, rank: int = 0, world: int = 1) -> Batch:
         """The rows of a step for one rank.
@@ -49,6 +57,7 @@ class Stream:
         Raises:
             UsageError: the step is outside the plan or its batch does not divide by the world size.
             InputError: a shard is missing, short or altered in size.
+            SetupError: an object store did not deliver within the retry budget.
         """
         first, end = self.plan.span(step)
         size = end - first
@@ -66,23 +75,67 @@ class Stream:
             tokens=self.read(located),
         )
 
+    def iterate(
+        self,
+        first: int = 1,
+        last: int | None = None,
+        rank: int = 0,
+        world: int = 1,
+        *,
+        stride: int = 1,
+        ahead: int | None = None,
+    ) -> Iterator[Batch]:
+        """Batches of steps ``first``, ``first + stride``, ... up to ``last``.
+
+        From a store they are read ahead in a thread, ``ahead`` of them (by default 2); a local corpus is read when
+        asked, unless ``ahead`` is given. No more than that are held beside the consumer's own. Closing the iterator
+        stops the thread; errors are those of ``batch``, each in its batch's turn.
+        """
+        steps = range(first, (self.plan.total_steps if last is None else last) + 1, stride)
+        remote = any(isinstance(reader.root, Store) for reader in self.readers)
+        depth = (AHEAD if remote else 0) if ahead is None else ahead
+        if not depth:
+            return (self.batch(step, rank, world) for step in steps)
+        stop = Event()
+        stream = self._until(stop)
+        return read_ahead(steps, lambda step: stream.batch(step, rank, world), depth, stop)
+
     def read(self, located: Sequences) -> Tokens:
         """Tokens of located sequences: (n, seq_len + 1)."""
         out = np.empty((located.start.size, self.plan.seq_len + 1), self.readers[0].dtype)
+        stored = []
         for domain in np.unique(located.domain).tolist():
             rows = np.flatnonzero(located.domain == domain)
-            self.readers[domain].gather(located.start[rows], out.shape[1], out, rows)
+            reader = self.readers[domain]
+            if isinstance(reader, StoredDomain):
+                stored.append((reader, located.start[rows], rows))
+            else:
+                reader.gather(located.start[rows], out.shape[1], out, rows)
+        if stored:
+            gather_rows(stored, out)
         return out
 
+    def _until(self, stop: Event) -> "Stream":
+        """The same stream, whose waiting for a store ends when ``stop`` is set."""
+        readers = tuple(replace(r, root=r.root.until(stop)) if isinstance(r.root, Store) else r for r in self.readers)
+        return replace(self, readers=readers)
 
-def open_stream(plan: Plan, corpus_root: Path) -> Stream:
+
+def open_stream(plan: Plan, corpus_root: Root | str, settings: StoreSettings | None = None) -> Stream:
     """Open the corpus that a plan was made for.
+
+    Args:
+        plan: the plan.
+        corpus_root: a local folder, or any fsspec URL.
+        settings: how a store is read; nothing of it concerns a local folder.
 
     Raises:
         UsageError: there is no corpus at this place.
         InputError: the corpus is another one than the plan was made for.
+        SetupError: the store is not reached, or a package for it is missing.
     """
-    manifest = read_manifest(corpus_root)
+    corpus_root = open_root(corpus_root, settings)
+    manifest = read_corpus(corpus_root)
     wanted = {ring.corpus_id for ring in plan.rings}
     if wanted != {manifest.corpus_id}:
         found, expected = manifest.corpus_id, ", ".join(sorted(wanted))

@@ -11,15 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from millstream.errors import InputError
-from millstream.tokenize.manifest import DomainManifest, Shard, check_size
-
-Tokens = NDArray[np.unsignedinteger[Any]]
-"""Token ids in a corpus's own dtype, uint16 or uint32."""
+from millstream.stream.chunks import read_chunks
+from millstream.stream.ranges import StoredDomain, Tokens
+from millstream.stream.store import Root, Store, whole_file
+from millstream.tokenize.manifest import DomainManifest, Shard
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +38,7 @@ class DomainReader:
     ``tokens`` is the ring's length: smaller than the domain where a plan limits it.
     """
 
-    root: Path
+    root: Root
     shards: tuple[Shard, ...]
     tokens: int
     dtype: np.dtype[np.unsignedinteger[Any]]
@@ -108,36 +105,53 @@ class DomainReader:
         return self._mapped[number]
 
 
-def open_domain(root: Path, domain: DomainManifest, dtype: str, tokens: int) -> DomainReader:
-    """A reader of a domain's training tokens; shards without a token are left out."""
+@dataclass(frozen=True)
+class CachedDomain(DomainReader):
+    """A domain of a store whose shards are mapped from the local cache.
+
+    A shard that was removed from the cache, here or by another process, is let go and fetched again.
+    """
+
+    def _shard(self, number: int) -> _MappedShard:
+        assert isinstance(self.root, Store)
+        if number in self._mapped and self.root.cached(self.shards[number].tar):
+            return self._mapped[number]
+        shard = _map_shard(self.root, self.shards[number], self.dtype.itemsize)
+        for other in [n for n in list(self._mapped) if not self.root.cached(self.shards[n].tar, use=False)]:
+            # Mapped, a removed file would go on to take up space.
+            self._mapped.pop(other, None)
+        self._mapped[number] = shard
+        return shard
+
+
+def open_domain(root: Root, domain: DomainManifest, dtype: str, tokens: int) -> DomainReader | StoredDomain:
+    """A reader of a domain's training tokens; shards without a token are left out.
+
+    From a store without a cache it reads byte ranges; else whole shards are mapped.
+    """
     shards = tuple(shard for shard in domain.shards if shard.tokens)
-    return DomainReader(root, shards, tokens, np.dtype(dtype).newbyteorder("<"))
+    return _reader(root, shards, tokens, dtype)
 
 
-def open_holdout(root: Path, domain: DomainManifest, dtype: str) -> DomainReader | None:
+def open_holdout(root: Root, domain: DomainManifest, dtype: str) -> DomainReader | StoredDomain | None:
     """A reader of a domain's held-out tokens, where it has any."""
     if domain.holdout is None or not domain.holdout.tokens:
         return None
-    return DomainReader(root, (domain.holdout,), domain.holdout.tokens, np.dtype(dtype).newbyteorder("<"))
+    return _reader(root, (domain.holdout,), domain.holdout.tokens, dtype)
 
 
-def _map_shard(root: Path, shard: Shard, itemsize: int) -> _MappedShard:
-    tar = check_size(root, shard.tar)
-    index_path = check_size(root, shard.chunks)
-    try:
-        # Not with Polars: its threads do not survive a fork, and data loaders fork their workers.
-        index = pq.read_table(index_path, columns=["token_start", "n_tokens", "data_offset"], use_threads=False)
-    except pa.ArrowException as error:
-        raise InputError(f"{index_path}: damaged: {str(error).splitlines()[0]}") from error
-    starts, counts, offsets = (column.to_numpy() for column in index.columns)
-    ends = starts + counts
-    if (
-        not len(starts)
-        or starts[0] != shard.token_start
-        or (starts[1:] != ends[:-1]).any()
-        or ends[-1] != shard.token_start + shard.tokens
-        or (offsets + counts * itemsize > shard.tar.bytes).any()
-    ):
-        raise InputError(f"{index_path}: its chunks do not cover the shard's {shard.tokens} tokens; rebuild the corpus")
+def _reader(root: Root, shards: tuple[Shard, ...], tokens: int, dtype: str) -> DomainReader | StoredDomain:
+    wanted = np.dtype(dtype).newbyteorder("<")
+    if isinstance(root, Path):
+        return DomainReader(root, shards, tokens, wanted)
+    if root.settings.cache_dir is None:
+        return StoredDomain(root, shards, tokens, wanted)
+    return CachedDomain(root, shards, tokens, wanted)
+
+
+def _map_shard(root: Root, shard: Shard, itemsize: int) -> _MappedShard:
+    tar = whole_file(root, shard.tar)
+    chunks = read_chunks(root, shard, itemsize)
     # As a plain array: slicing a memmap object costs more than the copy of a short sequence.
-    return _MappedShard(np.asarray(np.memmap(tar, np.uint8, mode="r")), starts, counts, offsets)
+    data = np.asarray(np.memmap(tar, np.uint8, mode="r"))
+    return _MappedShard(data, chunks.starts, chunks.counts, chunks.offsets)

@@ -40,10 +40,10 @@ class StepIterator(IterableDataset[Item]):
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        for step in range(self.next_step + first, self.stream.plan.total_steps + 1, stride):
+        for batch in self.stream.iterate(self.next_step + first, None, self.rank, self.world, stride=stride):
             if worker is None:
-                self.next_step = step + 1
-            yield as_item(self.stream.batch(step, self.rank, self.world))
+                self.next_step = batch.step + 1
+            yield as_item(batch)
 
     def state_dict(self) -> dict[str, Any]:
         """The next step and the plan it belongs to."""

@@ -167,18 +167,29 @@ def read_manifest(root: Path) -> Manifest:
     """
     path = root / MANIFEST
     try:
-        raw = orjson.loads(path.read_bytes())
+        data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{root}: no corpus here (no {MANIFEST}); run 'millstream build RECIPE' first") from error
+    return parse_manifest(data, str(path))
+
+
+def parse_manifest(data: bytes, where: str) -> Manifest:
+    """The manifest that a file holds; ``where`` names the file in errors.
+
+    Raises:
+        InputError: the manifest is damaged or of a newer format.
+    """
+    try:
+        raw = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise InputError(f"{path}: damaged: {error}") from error
+        raise InputError(f"{where}: damaged: {error}") from error
     if not isinstance(raw, dict) or raw.get("format") != FORMAT:
         found = raw.get("format") if isinstance(raw, dict) else type(raw).__name__
-        raise InputError(f"{path}: expected format {FORMAT}, found {found}")
+        raise InputError(f"{where}: expected format {FORMAT}, found {found}")
     try:
         return _from_json(raw)
     except (KeyError, TypeError) as error:
-        raise InputError(f"{path}: damaged: {error!r}") from error
+        raise InputError(f"{where}: damaged: {error!r}") from error
 
 
 def safe_path(root: Path, entry: FileEntry) -> Path:
