@@ -1,6 +1,8 @@
 """Statistics before rules: what is measured is what the rules decide by, and the page shows it."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +109,20 @@ def test_the_command_shows_distributions_and_writes_a_page(tmp_path: Path) -> No
     table = CliRunner().invoke(app, [*asked, "--domain", "art"])
     assert "gopher_short_doc" in table.stdout and "law" not in table.stdout
     assert isinstance(CliRunner().invoke(app, [*asked, "--domain", "lwa"]).exception, Exception)
+
+
+def test_without_the_packages_it_says_what_to_install(tmp_path: Path) -> None:
+    write_domain(tmp_path / "in", "law", 4)
+    write_recipe(tmp_path / "recipe.yaml", recipe_dict(tmp_path / "in", ["law"]))
+    # As where numba is not installed: neither found nor importable.
+    hidden = (
+        "import importlib.util, sys; find = importlib.util.find_spec; sys.modules['numba'] = None;"
+        "importlib.util.find_spec = lambda name, *rest: None if name == 'numba' else find(name, *rest);"
+        "sys.argv = ['millstream', 'stats', 'recipe.yaml']; from millstream.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", hidden], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr == "millstream: rules that count words need numba: pip install 'millstream[filters]'\n"
 
 
 def test_a_sample_is_spread_over_files(tmp_path: Path) -> None:

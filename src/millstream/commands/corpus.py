@@ -50,6 +50,8 @@ def stats(
 
     Example: millstream stats recipes/demo.yaml --documents 500 -o stats.html
     """
+    # Asked before the imports, which need them.
+    require_packages()
     from millstream.html import write_page
     from millstream.mixture.stats import Survey, survey
     from millstream.mixture.stats_page import stats_sections
@@ -61,7 +63,6 @@ def stats(
     chosen = [d for d in corpus.domains if not domain or d.name in domain]
     if unknown := sorted(set(domain or ()) - {d.name for d in corpus.domains}):
         raise UsageError(f"the recipe has no domain '{unknown[0]}'; it has {', '.join(d.name for d in corpus.domains)}")
-    require_packages()
     check_rules(corpus, base, allow_code=allow_code)
     inputs = find_inputs(corpus, base)
     surveys: list[Survey] = []

@@ -25,6 +25,8 @@ EXTRAS = {
     "numba": "filters",
     "tldextract": "urls",
     "fasttext-numpy2-wheel": "language",
+    "ray": "ray",
+    "s3fs": "s3",
 }
 
 
