@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Lock
 from time import time
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
 
 from millstream.errors import SetupError
 from millstream.files import replacing, sha256_file
@@ -21,6 +25,12 @@ from millstream.tokenize.manifest import FileEntry
 
 ABANDONED_SECONDS = 3600
 """A temporary file that was not written to for so long belongs to a process that is gone."""
+
+
+TRIES = 16
+
+Download = Callable[[FileEntry, Path], None]
+Taken = TypeVar("Taken")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,13 +42,23 @@ class ShardCache:
     _verified: set[tuple[Path, int]] = field(default_factory=set)
     """Path and inode of the files that this process has verified."""
     _busy: dict[Path, Lock] = field(default_factory=dict)
+    _maps: dict[Path, NDArray[np.uint8]] = field(default_factory=dict)
 
-    def path(self, entry: FileEntry, download: Callable[[FileEntry, Path], None]) -> Path:
-        """The file's place on the disk, verified; ``download`` writes what is missing and verifies it.
+    def use(self, entry: FileEntry, download: Download, take: Callable[[Path], Taken]) -> Taken:
+        """``take`` of the verified file; ``download`` writes what is missing and verifies it.
 
         Raises:
             SetupError: the cache cannot hold the file, or the disk is full.
         """
+        for _ in range(TRIES):
+            path = self._path(entry, download)
+            try:
+                return take(path)
+            except FileNotFoundError:
+                continue  # removed by another process since
+        raise SetupError(f"{self.folder}: too small a cache for the processes that share it; enlarge cache_bytes")
+
+    def _path(self, entry: FileEntry, download: Download) -> Path:
         path = self._place(entry)
         if self.ready(entry):
             return path
@@ -55,14 +75,29 @@ class ShardCache:
             self._verified.add(_identity(path))
         return path
 
-    def ready(self, entry: FileEntry, *, use: bool = True) -> bool:
-        """Whether the file is here and this process has verified it; ``use`` puts off its removal."""
+    def map(self, entry: FileEntry, download: Download) -> NDArray[np.uint8]:
+        """The verified file's bytes, mapped into memory; errors as of ``use``.
+
+        Maps of files that were removed since are let go: they would go on to take up space.
+        """
+        place = self._place(entry)
+        if (known := self._maps.get(place)) is not None and self.ready(entry):
+            return known
+        # As a plain array: slicing a memmap object costs more than the copy of a short sequence.
+        data = self.use(entry, download, lambda path: np.asarray(np.memmap(path, np.uint8, mode="r")))
+        for path in list(self._maps):
+            if not path.exists():
+                self._maps.pop(path, None)
+        self._maps[place] = data
+        return data
+
+    def ready(self, entry: FileEntry) -> bool:
+        """Whether the file is here and this process has verified it; counts as a use."""
         path = self._place(entry)
         try:
             if _identity(path) not in self._verified:
                 return False
-            if use:
-                os.utime(path)
+            os.utime(path)
         except FileNotFoundError:
             return False
         return True

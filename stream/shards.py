@@ -13,22 +13,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from millstream.stream.chunks import read_chunks
+from millstream.stream.chunks import Chunks, read_chunks
 from millstream.stream.ranges import StoredDomain, Tokens
-from millstream.stream.store import Root, Store, whole_file
-from millstream.tokenize.manifest import DomainManifest, Shard
+from millstream.stream.store import Root, Store
+from millstream.tokenize.manifest import DomainManifest, Shard, check_size
 
 
 @dataclass(frozen=True, slots=True)
 class _MappedShard:
-    """A shard's bytes and where its chunks lie, as arrays over the chunks."""
-
     data: NDArray[np.uint8]
-    starts: NDArray[np.int64]
-    """First token of each chunk, in the domain."""
-    counts: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    """Byte of the tar at which each chunk's tokens begin."""
+    chunks: Chunks
 
 
 @dataclass(frozen=True)
@@ -59,10 +53,11 @@ class DomainReader:
             shard = self._shard(number)
             chosen = numbers == number
             begins, targets = starts[chosen], rows[chosen]
-            chunks = np.searchsorted(shard.starts, begins, side="right") - 1
-            inside = begins - shard.starts[chunks]
-            firsts = shard.offsets[chunks] + inside * self.dtype.itemsize
-            whole = (inside + length <= shard.counts[chunks]) & (begins + length <= self.tokens)
+            index = shard.chunks
+            chunks = np.searchsorted(index.starts, begins, side="right") - 1
+            inside = begins - index.starts[chunks]
+            firsts = index.offsets[chunks] + inside * self.dtype.itemsize
+            whole = (inside + length <= index.counts[chunks]) & (begins + length <= self.tokens)
             # Nearly all sequences lie in one chunk and are one copy each.
             for row, first in zip(targets[whole].tolist(), firsts[whole].tolist(), strict=True):
                 out[row] = shard.data[first : first + size].view(self.dtype)
@@ -88,10 +83,11 @@ class DomainReader:
         """A view of the tokens from ``start`` to the end of their chunk, the ring or ``most``."""
         number = int(np.searchsorted(self._starts, start, side="right")) - 1
         shard = self._shard(number)
-        chunk = int(np.searchsorted(shard.starts, start, side="right")) - 1
-        inside = start - int(shard.starts[chunk])
-        count = min(int(shard.counts[chunk]) - inside, most, self.tokens - start)
-        first = int(shard.offsets[chunk]) + inside * self.dtype.itemsize
+        index = shard.chunks
+        chunk = int(np.searchsorted(index.starts, start, side="right")) - 1
+        inside = start - int(index.starts[chunk])
+        count = min(int(index.counts[chunk]) - inside, most, self.tokens - start)
+        first = int(index.offsets[chunk]) + inside * self.dtype.itemsize
         piece: Tokens = np.frombuffer(shard.data, self.dtype, count, first)
         return piece
 
@@ -101,27 +97,23 @@ class DomainReader:
 
     def _shard(self, number: int) -> _MappedShard:
         if number not in self._mapped:
+            assert isinstance(self.root, Path)
             self._mapped[number] = _map_shard(self.root, self.shards[number], self.dtype.itemsize)
         return self._mapped[number]
 
 
 @dataclass(frozen=True)
 class CachedDomain(DomainReader):
-    """A domain of a store whose shards are mapped from the local cache.
+    """A domain of a store, whose shards are mapped from the local cache for as long as they stay there."""
 
-    A shard that was removed from the cache, here or by another process, is let go and fetched again.
-    """
+    _chunks: dict[int, Chunks] = field(default_factory=dict)
 
     def _shard(self, number: int) -> _MappedShard:
         assert isinstance(self.root, Store)
-        if number in self._mapped and self.root.cached(self.shards[number].tar):
-            return self._mapped[number]
-        shard = _map_shard(self.root, self.shards[number], self.dtype.itemsize)
-        for other in [n for n in list(self._mapped) if not self.root.cached(self.shards[n].tar, use=False)]:
-            # Mapped, a removed file would go on to take up space.
-            self._mapped.pop(other, None)
-        self._mapped[number] = shard
-        return shard
+        shard = self.shards[number]
+        if number not in self._chunks:
+            self._chunks[number] = read_chunks(self.root, shard, self.dtype.itemsize)
+        return _MappedShard(self.root.map(shard.tar), self._chunks[number])
 
 
 def open_domain(root: Root, domain: DomainManifest, dtype: str, tokens: int) -> DomainReader | StoredDomain:
@@ -149,9 +141,8 @@ def _reader(root: Root, shards: tuple[Shard, ...], tokens: int, dtype: str) -> D
     return CachedDomain(root, shards, tokens, wanted)
 
 
-def _map_shard(root: Root, shard: Shard, itemsize: int) -> _MappedShard:
-    tar = whole_file(root, shard.tar)
+def _map_shard(root: Path, shard: Shard, itemsize: int) -> _MappedShard:
+    tar = check_size(root, shard.tar)
     chunks = read_chunks(root, shard, itemsize)
     # As a plain array: slicing a memmap object costs more than the copy of a short sequence.
-    data = np.asarray(np.memmap(tar, np.uint8, mode="r"))
-    return _MappedShard(data, chunks.starts, chunks.counts, chunks.offsets)
+    return _MappedShard(np.asarray(np.memmap(tar, np.uint8, mode="r")), chunks)

@@ -23,6 +23,9 @@ from threading import Event
 from typing import Any, TypeVar
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+from numpy.typing import NDArray
+
 from millstream.errors import InputError, MillstreamError, SetupError, UsageError
 from millstream.stream.cache import ShardCache
 from millstream.stream.remote import Fetch, Reply, StoreSettings, open_fetch
@@ -89,6 +92,8 @@ class Store:
             InputError: the file is missing, or its size or SHA-256 is not the manifest's.
             SetupError: the store did not deliver it within the retry budget.
         """
+        if (cache := self._connection().cache) is not None:
+            return cache.use(entry, self.download, Path.read_bytes)
         data = b"".join(self.fetch(entry, start, end) for start, end in self._parts(entry))
         self._check(entry, hashlib.sha256(data).hexdigest())
         return data
@@ -154,15 +159,11 @@ class Store:
                 future.cancel()
             wait(running)
 
-    def cached(self, entry: FileEntry, *, use: bool = True) -> bool:
-        """Whether the local cache has the file, verified by this process; ``use`` puts off its removal."""
+    def map(self, entry: FileEntry) -> NDArray[np.uint8]:
+        """The bytes of a file in the local cache, fetched if need be and mapped into memory; errors as of ``read``."""
         cache = self._connection().cache
-        return cache is not None and cache.ready(entry, use=use)
-
-    def path(self, entry: FileEntry) -> Path | None:
-        """The file in the local cache, fetched if need be; None where there is no cache."""
-        cache = self._connection().cache
-        return None if cache is None else cache.path(entry, self.download)
+        assert cache is not None, "the settings name no cache_dir"
+        return cache.map(entry, self.download)
 
     def _fetch(self, path: str, start: int, end: int | None, size: int | None) -> Reply:
         if ".." in PurePosixPath(path).parts or path.startswith("/"):
@@ -260,6 +261,4 @@ def whole_file(root: Root, entry: FileEntry) -> Path | BytesIO:
         InputError: it is missing or altered.
         SetupError: the store did not deliver it.
     """
-    if isinstance(root, Path):
-        return check_size(root, entry)
-    return root.path(entry) or BytesIO(root.read(entry))
+    return check_size(root, entry) if isinstance(root, Path) else BytesIO(root.read(entry))

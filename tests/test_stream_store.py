@@ -1,12 +1,17 @@
 """Corpora in object stores: the same batches as from disk, or a clear error; never a wrong byte and never a hang."""
 
+import hashlib
 import json
+import multiprocessing
 import os
 import re
 import socket
+import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -19,12 +24,15 @@ from stores import BUCKET, PASSING, Trouble, faulty, options, s3_server, upload
 
 from millstream.audit.feed import leaf_hashes, step_root
 from millstream.errors import InputError, MillstreamError, SetupError, UsageError
+from millstream.stream.cache import ShardCache
 from millstream.stream.freeze import freeze_plan
 from millstream.stream.plan import Plan
+from millstream.stream.prefetch import read_ahead
+from millstream.stream.ranges import Piece, coalesce
 from millstream.stream.reader import Batch, Stream, open_stream
 from millstream.stream.remote import StoreSettings
 from millstream.stream.store import Store, open_root, read_corpus, whole_file
-from millstream.tokenize.manifest import read_manifest
+from millstream.tokenize.manifest import FileEntry, read_manifest
 
 MIXTURE: dict[str, Any] = {
     "seq_len": 24,
@@ -291,3 +299,250 @@ def test_a_server_without_ranges_is_refused(local: Stream, home: Path) -> None:
         finally:
             plain.shutdown()
             thread.join()
+
+
+# --- the local cache
+
+
+def cached_bytes(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def test_a_small_cache_lets_the_longest_unused_go(local: Stream, server: str, url: str, tmp_path: Path) -> None:
+    tars = [shard.tar for domain in local.manifest.domains for shard in domain.shards]
+    room = 2 * max(tar.bytes for tar in tars)
+    assert sum(tar.bytes for tar in tars) > 1.5 * room
+    stream = open_stream(local.plan, url, settings(server, cache_dir=tmp_path, cache_bytes=room))
+    for batch in stream.iterate(1, 10, ahead=0):
+        assert root_of([batch]) == root_of([local.batch(batch.step)])
+        assert cached_bytes(tmp_path) <= room
+        # A shard that is gone from the cache is mapped no longer.
+        mapped = Path("/proc/self/maps").read_text()
+        assert f"{tmp_path}/" in mapped
+        assert not re.search(rf"{tmp_path}/.*\(deleted\)", mapped)
+    with pytest.raises(SetupError, match=r"a cache of 10000 bytes cannot hold (law|news)/.*\.tar, \d+"):
+        open_stream(local.plan, url, settings(server, cache_dir=tmp_path, cache_bytes=10000)).batch(1)
+
+
+def entry(name: str, size: int = 100) -> tuple[FileEntry, bytes]:
+    data = name.encode().ljust(size, b".")
+    return FileEntry(path=name, bytes=size, sha256=hashlib.sha256(data).hexdigest()), data
+
+
+def test_the_order_of_removal_is_that_of_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A clock of our own: stamps of the disk's may be equal.
+    ticks = iter(range(10**9, 2 * 10**9))
+    utime = os.utime
+    monkeypatch.setattr(os, "utime", lambda path: utime(path, (tick := next(ticks), tick)))
+    fetched: list[str] = []
+
+    def use(cache: ShardCache, name: str) -> None:
+        def download(wanted: FileEntry, path: Path) -> None:
+            fetched.append(wanted.path)
+            path.write_bytes(data)
+
+        wanted, data = entry(name)
+        assert cache.use(wanted, download, Path.read_bytes) == data
+        assert cache.ready(wanted)
+        assert cached_bytes(tmp_path) <= 300
+
+    cache = ShardCache(tmp_path, 300)
+    for name in "abcab":
+        use(cache, name)
+    assert fetched == [*"abc"]
+    use(cache, "d")
+    for name in "abd":
+        use(cache, name)
+    assert fetched == [*"abcd"]
+    use(cache, "c")
+    use(cache, "a")
+    assert fetched == [*"abcdca"]
+    # What another process left is looked at, not fetched.
+    use(ShardCache(tmp_path, 300), "a")
+    assert fetched == [*"abcdca"]
+
+
+def test_what_a_killed_download_left_is_swept(tmp_path: Path) -> None:
+    wanted, data = entry("a")
+    for name, age in (("old", 7200), ("new", 0)):
+        left = tmp_path / "00" / f".{name}.1.tmp"
+        left.parent.mkdir(exist_ok=True)
+        left.write_bytes(b"half")
+        os.utime(left, (time.time() - age,) * 2)
+    ShardCache(tmp_path, 1000).use(wanted, lambda _, path: path.write_bytes(data) and None, Path.read_bytes)
+    assert sorted(p.name for p in (tmp_path / "00").iterdir()) == [".new.1.tmp"]
+
+
+def test_damage_in_the_cache_is_found_and_mended(local: Stream, server: str, url: str, tmp_path: Path) -> None:
+    given = settings(server, cache_dir=tmp_path)
+    read_all(open_stream(local.plan, url, given))
+    tar = local.manifest.domain("law").shards[0].tar
+    path = tmp_path / tar.sha256[:2] / tar.sha256
+    damaged = bytearray(path.read_bytes())
+    damaged[len(damaged) // 2] ^= 1
+    for bytes_there in (bytes(damaged), bytes(damaged[:100]), b""):
+        path.write_bytes(bytes_there)
+        stream = open_stream(local.plan, url, given)
+        with pytest.warns(UserWarning, match=f"damaged in the cache \\(for {tar.path}\\); it is fetched again"):
+            for step in range(1, 31):
+                assert root_of([stream.batch(step)]) == root_of([local.batch(step)])
+    # What is sound is not fetched again.
+    with faulty(server, trouble := Trouble()) as proxy:
+        read_all(open_stream(local.plan, url, settings(proxy, cache_dir=tmp_path)))
+    assert [request for request in trouble.made if "corpus.json" not in request] == []
+
+
+def test_a_file_that_is_altered_in_the_store_never_enters_the_cache(
+    local: Stream, server: str, own: tuple[str, Any], tmp_path: Path
+) -> None:
+    url, filesystem = own
+    tar = local.manifest.domain("law").shards[0].tar
+    filesystem.pipe_file(f"{url}/{tar.path}", bytes(tar.bytes))
+    with pytest.raises(InputError, match=rf"{tar.path}: altered: its SHA-256 is not the manifest's"):
+        read_all(open_stream(local.plan, url, settings(server, cache_dir=tmp_path)))
+    assert not list(tmp_path.rglob(f"*{tar.sha256}*"))
+
+
+def read_shared(url: str, given: StoreSettings, plan: Plan, order: list[int], results: Any) -> None:
+    stream = open_stream(plan, url, given)
+    results.put([(step, root_of([stream.batch(step)])) for step in order])
+
+
+def test_processes_share_a_cache(local: Stream, server: str, url: str, tmp_path: Path) -> None:
+    room = 3 * max(shard.tar.bytes for domain in local.manifest.domains for shard in domain.shards)
+    given = settings(server, cache_dir=tmp_path, cache_bytes=room)
+    context = multiprocessing.get_context("spawn")
+    results = context.Queue()
+    orders = (list(range(1, 31)), list(range(30, 0, -1)))
+    workers = [context.Process(target=read_shared, args=(url, given, local.plan, o, results)) for o in orders]
+    for worker in workers:
+        worker.start()
+    found = [results.get(timeout=120) for _ in workers]
+    for worker in workers:
+        worker.join()
+        assert worker.exitcode == 0
+    expected = {step: root_of([local.batch(step)]) for step in range(1, 31)}
+    assert [dict(f) for f in found] == [expected, expected]
+    assert not list(tmp_path.rglob("*.tmp"))
+
+
+# --- reading ahead
+
+
+@pytest.mark.parametrize("depth", [1, 2, 5])
+def test_no_more_is_read_ahead_than_agreed(depth: int) -> None:
+    begun: list[int] = []
+    ahead = read_ahead(range(50), lambda n: (begun.append(n), n)[1], depth)
+    for taken, got in enumerate(ahead):
+        assert got == taken
+        # The consumer's own, and those ahead of it.
+        assert len(begun) <= taken + 1 + depth
+    assert begun == list(range(50))
+
+
+def test_an_error_comes_in_its_turn_and_ends_the_reading() -> None:
+    read: list[int] = []
+
+    def work(n: int) -> int:
+        read.append(n)
+        if n == 3:
+            raise InputError("the fourth")
+        return n
+
+    ahead = read_ahead(range(50), work, 10)
+    assert [next(ahead) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(InputError, match="the fourth"):
+        next(ahead)
+    assert read == [0, 1, 2, 3]
+    assert not readers_alive()
+
+
+def readers_alive() -> list[Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "read-ahead"]
+
+
+def test_closing_stops_the_thread_even_where_the_store_is_silent(local: Stream, server: str, url: str) -> None:
+    with faulty(server, trouble := Trouble()) as proxy:
+        patient = settings(proxy, attempts=10**6, backoff_seconds=10**4, longest_backoff=10**5, retry_seconds=10**6)
+        stream = open_stream(local.plan, url, patient)
+        batches = stream.iterate(ahead=1000)
+        assert next(batches).step == 1
+        trouble.per_mille = 1000
+        while not trouble.counts:
+            assert readers_alive()
+            time.sleep(0.01)
+        # The reader now waits for hours.
+        batches.close()
+        assert not readers_alive()
+        trouble.per_mille = 0
+        assert np.array_equal(stream.batch(2).tokens, local.batch(2).tokens)
+
+
+def test_the_answers_in_flight_are_bounded(
+    local: Stream, server: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flying, most, lock = 0, 0, threading.Lock()
+    fetch = Store.fetch
+
+    def counted(self: Store, wanted: FileEntry, start: int, end: int) -> bytes:
+        nonlocal flying, most
+        with lock:
+            flying += end - start
+            most = max(most, flying)
+        try:
+            return fetch(self, wanted, start, end)
+        finally:
+            with lock:
+                flying -= end - start
+
+    monkeypatch.setattr(Store, "fetch", counted)
+    stream = open_stream(local.plan, url, settings(server, requests=4, memory_bytes=1200, gap_bytes=1 << 30))
+    for batch in stream.iterate(1, 5):
+        assert np.array_equal(batch.tokens, local.batch(batch.step).tokens)
+    assert 300 < most <= 1200
+
+
+@pytest.mark.parametrize(("workers", "start"), [(0, None), (2, "fork"), (2, "spawn")])
+def test_loaders_and_their_workers_read_from_a_store(
+    local: Stream, server: str, url: str, workers: int, start: str | None
+) -> None:
+    from torch.utils.data import DataLoader
+
+    from millstream.stream.torch_data import StepIterator
+
+    stream = open_stream(local.plan, url, settings(server))
+    stream.batch(1)
+    dataset = StepIterator(stream, rank=1, world=2, next_step=21)
+    loader = DataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=start)
+    items = list(loader)
+    assert [item["step"] for item in items] == list(range(21, 31))
+    for item in items:
+        assert np.array_equal(item["tokens"].numpy(), local.batch(item["step"], 1, 2).tokens)
+
+
+def test_the_state_counts_what_was_taken_not_what_was_read(local: Stream, server: str, url: str) -> None:
+    from millstream.stream.torch_data import StepIterator
+
+    dataset = StepIterator(open_stream(local.plan, url, settings(server)))
+    items = iter(dataset)
+    assert [next(items)["step"] for _ in range(3)] == [1, 2, 3]
+    assert dataset.state_dict()["next_step"] == 4
+
+
+@pytest.mark.parametrize(("gap", "most"), [(0, 1000), (10, 60), (200, 1000), (0, 7)])
+def test_requests_hold_every_piece_and_no_more_than_asked(gap: int, most: int) -> None:
+    tar = entry("x", 4000)[0]
+    spans = [(n * 37 % 1900, 5 + n * 13 % 90) for n in range(40)]
+    pieces = [Piece(first, size, row, 0) for row, (first, size) in enumerate(spans)]
+    requests = list(coalesce(tar, pieces, gap, most))
+    covered: Counter[tuple[int, int]] = Counter()
+    for request in requests:
+        assert 0 < request.end - request.start <= most
+        for piece in request.pieces:
+            assert request.start <= piece.first < piece.first + piece.size <= request.end
+            covered.update((piece.row, piece.at + n) for n in range(piece.size))
+    assert covered == Counter((row, n) for row, (_, size) in enumerate(spans) for n in range(size))
+    for one, after in pairwise(requests):
+        assert (
+            after.start - one.end > gap or max(one.end, after.pieces[0].first + after.pieces[0].size) - one.start > most
+        )
