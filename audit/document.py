@@ -1,11 +1,11 @@
 """``audit doc``: when a run saw a document, or why it never did."""
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from millstream.audit.lookup import Question, find
 from millstream.audit.runs import Run
+from millstream.stream.roots import Root
 from millstream.tokenize.manifest import Manifest
 
 
@@ -43,7 +43,7 @@ class DocumentAudit:
     twin: "DocumentAudit | None" = None
 
 
-def audit_document(run: Run, root: Path, manifest: Manifest, asked: Question) -> tuple[DocumentAudit, ...]:
+def audit_document(run: Run, root: Root, manifest: Manifest, asked: Question) -> tuple[DocumentAudit, ...]:
     """Everything that a run and its corpus say about a document; empty if it was never read."""
     found = find(root, manifest, asked)
     audits = [_kept(run, row) for row in found.kept.iter_rows(named=True)]
@@ -87,7 +87,7 @@ def _held_out(row: dict[str, Any]) -> DocumentAudit:
     return DocumentAudit(state="held out", domain=row["domain"], document=row)
 
 
-def _excluded(run: Run, root: Path, manifest: Manifest, row: dict[str, Any]) -> DocumentAudit:
+def _excluded(run: Run, root: Root, manifest: Manifest, row: dict[str, Any]) -> DocumentAudit:
     twin = None
     if row["kept_key"] is not None:
         kept = find(root, manifest, Question(by="key", value=row["kept_key"]))

@@ -9,7 +9,8 @@ import polars as pl
 
 from millstream.errors import InputError
 from millstream.mixture.documents import document_key
-from millstream.tokenize.manifest import DOCUMENT_COLUMNS, Manifest, Shard, check_size
+from millstream.stream.roots import Root, whole_file
+from millstream.tokenize.manifest import DOCUMENT_COLUMNS, FileEntry, Manifest, Shard
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,33 +56,37 @@ def question_from_file(path: Path) -> Question:
         raise InputError(f"{path}: not UTF-8 at byte {error.start}") from error
 
 
-def find(root: Path, manifest: Manifest, asked: Question) -> Found:
+def find(root: Root, manifest: Manifest, asked: Question) -> Found:
     """Look a document up in every table of a corpus.
 
     A key is compared with both the text as read and the text as tokenized.
     """
     kept = [(d.name, shard) for d in manifest.domains for shard in d.shards]
     held_out = [(d.name, d.holdout) for d in manifest.domains if d.holdout]
-    excluded = [pl.scan_parquet(check_size(root, entry)) for entry in manifest.exclusions]
     if asked.by == "key":
         in_table = (pl.col("doc_key") == asked.value) | (pl.col("text_key") == asked.value)
         in_exclusions = pl.col("doc_key") == asked.value
     else:
         in_table = pl.col("doc_id" if asked.by == "id" else "url") == asked.value
         in_exclusions = pl.col("doc_id") == asked.value if asked.by == "id" else pl.lit(False)
+    excluded = [_scan(root, entry, in_exclusions) for entry in manifest.exclusions]
     return Found(
         kept=_matching(root, kept, in_table),
         held_out=_matching(root, held_out, in_table),
-        excluded=pl.concat(excluded).filter(in_exclusions).collect() if excluded else pl.DataFrame(),
+        excluded=pl.concat(excluded).collect() if excluded else pl.DataFrame(),
     )
 
 
-def _matching(root: Path, shards: list[tuple[str, Shard]], predicate: pl.Expr) -> pl.DataFrame:
+def _matching(root: Root, shards: list[tuple[str, Shard]], predicate: pl.Expr) -> pl.DataFrame:
     frames = [
-        pl.scan_parquet(check_size(root, shard.documents))
-        .select(*DOCUMENT_COLUMNS)
-        .filter(predicate)
-        .with_columns(domain=pl.lit(name))
+        _scan(root, shard.documents, predicate, DOCUMENT_COLUMNS).with_columns(domain=pl.lit(name))
         for name, shard in shards
     ]
     return pl.concat(frames).collect() if frames else pl.DataFrame()
+
+
+def _scan(root: Root, entry: FileEntry, predicate: pl.Expr, columns: tuple[str, ...] = ()) -> pl.LazyFrame:
+    """Rows of a table; one from a store is filtered at once, so that no more than one is in memory."""
+    table = pl.scan_parquet(whole_file(root, entry))
+    matching = (table.select(*columns) if columns else table).filter(predicate)
+    return matching if isinstance(root, Path) else matching.collect().lazy()

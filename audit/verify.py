@@ -9,7 +9,6 @@ roots        the root of every step, derived again from plan and corpus
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 from millstream.audit.ledger import check_chain
 from millstream.audit.replay import replay
@@ -17,7 +16,7 @@ from millstream.audit.runs import Run
 from millstream.errors import CheckFailed, InputError
 from millstream.files import sha256_file
 from millstream.stream.reader import open_stream
-from millstream.tokenize.manifest import check_size, read_manifest
+from millstream.stream.roots import Root, check_file, read_corpus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +28,7 @@ class Check:
     findings: tuple[str, ...]
 
 
-def verify_run(run: Run, corpus_root: Path) -> Iterator[Check]:
+def verify_run(run: Run, corpus_root: Root) -> Iterator[Check]:
     """Run all checks, one after another; findings are collected, not raised."""
     yield _check("chain", lambda: _chain(run))
     yield _check("steps", lambda: _steps(run))
@@ -85,17 +84,15 @@ def _steps(run: Run) -> tuple[int, list[str]]:
     return count, findings
 
 
-def _corpus(run: Run, root: Path) -> tuple[int, list[str]]:
-    manifest = read_manifest(root)
+def _corpus(run: Run, root: Root) -> tuple[int, list[str]]:
+    manifest = read_corpus(root)
     findings = []
     if manifest.corpus_id != run.info["corpus"]["id"]:
         findings.append(f"{root}: corpus {manifest.corpus_id[:16]}, the run used {run.info['corpus']['id'][:16]}")
     files = manifest.files()
     for entry in files:
         try:
-            path = check_size(root, entry)
-            if sha256_file(path) != entry.sha256:
-                findings.append(f"{path}: altered: its SHA-256 is not the manifest's")
+            check_file(root, entry)
         except InputError as error:
             findings.append(str(error))
     return len(files), findings
@@ -122,7 +119,7 @@ def _checkpoints(run: Run) -> tuple[int, list[str]]:
     return looked_at, findings
 
 
-def _roots(run: Run, root: Path) -> tuple[int, list[str]]:
+def _roots(run: Run, root: Root) -> tuple[int, list[str]]:
     stream = open_stream(run.plan, root)
     steps = [fed for step in sorted(run.fed) for fed in run.fed[step]]
     findings = [

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from millstream.errors import InputError
-from millstream.stream.store import Root, whole_file
+from millstream.stream.roots import Root, whole_file
 from millstream.tokenize.manifest import Shard
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import polars as pl
@@ -10,7 +9,8 @@ from numpy.typing import NDArray
 
 from millstream.errors import InputError
 from millstream.stream.plan import Plan, Sequences
-from millstream.tokenize.manifest import Manifest, Shard, check_size
+from millstream.stream.roots import Root, whole_file
+from millstream.tokenize.manifest import Manifest, Shard
 
 COLUMNS = ("doc_key", "doc_id", "source", "locator", "url", "licence", "n_tokens", "token_start")
 
@@ -19,7 +19,7 @@ COLUMNS = ("doc_key", "doc_id", "source", "locator", "url", "licence", "n_tokens
 class Documents:
     """Document tables of a corpus; a shard's table is read when a query needs it."""
 
-    root: Path
+    root: Root
     manifest: Manifest
 
     def of_sequences(self, plan: Plan, located: Sequences) -> pl.DataFrame:
@@ -51,11 +51,10 @@ class Documents:
                 yield shard
 
     def _table(self, shard: Shard) -> pl.DataFrame:
-        path = check_size(self.root, shard.documents)
         try:
-            return pl.read_parquet(path, columns=list(COLUMNS))
+            return pl.read_parquet(whole_file(self.root, shard.documents), columns=list(COLUMNS))
         except pl.exceptions.PolarsError as error:
-            raise InputError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
+            raise InputError(f"{self.root}/{shard.documents.path}: damaged: {str(error).splitlines()[0]}") from error
 
 
 def _unwrap(rows: NDArray[np.intp], first: NDArray[np.int64], length: int, ring: int) -> pl.DataFrame:

@@ -8,7 +8,6 @@ import math
 from decimal import Decimal
 from fractions import Fraction
 from itertools import pairwise
-from pathlib import Path
 
 import polars as pl
 
@@ -19,13 +18,14 @@ from millstream.mixture.recipe import Phase as RecipePhase
 from millstream.stream import quota
 from millstream.stream.plan import Phase, Plan
 from millstream.stream.ring import Ring
+from millstream.stream.roots import Root, whole_file
 from millstream.stream.steps import BatchSchedule
-from millstream.tokenize.manifest import DomainManifest, Manifest, check_size
+from millstream.tokenize.manifest import DomainManifest, Manifest
 
 DEFAULT_SHARES = (Fraction(4, 5), Fraction(1, 5))
 
 
-def freeze_plan(mixture: Mixture, manifest: Manifest, corpus_root: Path) -> Plan:
+def freeze_plan(mixture: Mixture, manifest: Manifest, corpus_root: Root) -> Plan:
     """Turn a mixture over a built corpus into a plan.
 
     Raises:
@@ -95,7 +95,7 @@ def next_border(phase: Phase, step: int, schedule: BatchSchedule) -> int:
     return schedule.steps_within(phase.first + -(-into // stride) * stride) + 1
 
 
-def _ring(domain: DomainManifest, corpus_id: str, limit: int | None, root: Path) -> Ring:
+def _ring(domain: DomainManifest, corpus_id: str, limit: int | None, root: Root) -> Ring:
     tokens, documents = domain.tokens, domain.documents
     limited = limit is not None and limit < tokens
     if limited and limit is not None:
@@ -103,14 +103,14 @@ def _ring(domain: DomainManifest, corpus_id: str, limit: int | None, root: Path)
     return Ring(name=domain.name, tokens=tokens, documents=documents, corpus_id=corpus_id, limited=limited)
 
 
-def _longest_prefix(domain: DomainManifest, limit: int, root: Path) -> tuple[int, int]:
+def _longest_prefix(domain: DomainManifest, limit: int, root: Root) -> tuple[int, int]:
     """Tokens and number of the first whole documents that hold at most ``limit`` tokens."""
     tokens, documents = 0, 0
     for shard in domain.shards:
         if shard.token_start + shard.tokens <= limit:
             tokens, documents = shard.token_start + shard.tokens, documents + shard.document_count
             continue
-        ends = pl.scan_parquet(check_size(root, shard.documents)).select(end=pl.col("token_start") + pl.col("n_tokens"))
+        ends = pl.scan_parquet(whole_file(root, shard.documents)).select(end=pl.col("token_start") + pl.col("n_tokens"))
         inside = ends.filter(pl.col("end") <= limit).select(pl.col("end").max(), pl.len().alias("n")).collect()
         end, count = inside.row(0)
         return (end, documents + count) if count else (tokens, documents)

@@ -18,8 +18,9 @@ from millstream.stream.plan import Plan, Sequences
 from millstream.stream.prefetch import read_ahead
 from millstream.stream.ranges import StoredDomain, Tokens, gather_rows
 from millstream.stream.remote import StoreSettings
+from millstream.stream.roots import Root, open_root, read_corpus
 from millstream.stream.shards import DomainReader, open_domain
-from millstream.stream.store import Root, Store, open_root, read_corpus
+from millstream.stream.store import Store
 from millstream.tokenize.manifest import Manifest
 
 AHEAD = 2

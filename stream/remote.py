@@ -41,7 +41,7 @@ class StoreSettings:
     cache_dir: Path | None = None
     """Folder for whole, verified shards; without it, rows are read by byte range."""
     cache_bytes: int = 256 << 30
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict, repr=False)
     """fsspec's options for the file system, such as ``endpoint_url`` or ``anon``."""
 
     @property

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from millstream.stream.chunks import Chunks, read_chunks
 from millstream.stream.ranges import StoredDomain, Tokens
-from millstream.stream.store import Root, Store
+from millstream.stream.roots import Root
+from millstream.stream.store import Store
 from millstream.tokenize.manifest import DomainManifest, Shard, check_size
 
 

@@ -17,11 +17,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field, replace
-from io import BytesIO
 from pathlib import Path, PurePosixPath
 from threading import Event
 from typing import Any, TypeVar
-from urllib.parse import unquote, urlsplit
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +27,7 @@ from numpy.typing import NDArray
 from millstream.errors import InputError, MillstreamError, SetupError, UsageError
 from millstream.stream.cache import ShardCache
 from millstream.stream.remote import Fetch, Reply, StoreSettings, open_fetch
-from millstream.tokenize.manifest import MANIFEST, FileEntry, Manifest, check_size, parse_manifest, read_manifest
+from millstream.tokenize.manifest import MANIFEST, FileEntry, Manifest, parse_manifest
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -68,6 +66,15 @@ class Store:
     def __str__(self) -> str:
         return self.url
 
+    def connect(self) -> None:
+        """Open this process's sessions, which reading does by itself too.
+
+        Raises:
+            UsageError: fsspec knows no such protocol.
+            SetupError: a package for it is missing, or credentials.
+        """
+        self._connection()
+
     def until(self, stop: Event) -> "Store":
         """The same store, whose reads raise ``Stopped`` once ``stop`` is set."""
         return replace(self, stops=(*self.stops, stop))
@@ -105,13 +112,14 @@ class Store:
             InputError: the file is missing, or its size or SHA-256 is not the manifest's.
             SetupError: the store did not deliver it within the retry budget.
         """
-        digest = hashlib.sha256()
         with path.open("wb") as file:
-            parts = self.each(self._parts(entry), lambda store, part: store.fetch(entry, *part), self.settings.requests)
-            for part in parts:
-                digest.update(part)
+            for part in self._verified(entry):
                 file.write(part)
-        self._check(entry, digest.hexdigest())
+
+    def verify(self, entry: FileEntry) -> None:
+        """Read a whole file from the store and let it go; errors as of ``download``."""
+        for _ in self._verified(entry):
+            pass
 
     def fetch(self, entry: FileEntry, start: int, end: int) -> bytes:
         """Bytes ``[start, end)`` of a file.
@@ -199,6 +207,15 @@ class Store:
         if reply.tag is not None and connection.tags.setdefault(path, reply.tag) != reply.tag:
             raise InputError(f"{self.url}/{path}: replaced in the store while it was being read (its ETag changed)")
 
+    def _verified(self, entry: FileEntry) -> Iterator[bytes]:
+        """The parts of a file; its SHA-256 is checked behind the last."""
+        digest = hashlib.sha256()
+        fetch = lambda store, part: store.fetch(entry, *part)  # noqa: E731
+        for part in self.each(self._parts(entry), fetch, self.settings.requests):
+            digest.update(part)
+            yield part
+        self._check(entry, digest.hexdigest())
+
     def _check(self, entry: FileEntry, found: str) -> None:
         if found != entry.sha256:
             raise InputError(f"{self.url}/{entry.path}: altered: its SHA-256 is not the manifest's")
@@ -225,40 +242,3 @@ class Store:
         while (left := end - time.monotonic()) > 0:
             self._look_for_stop()
             time.sleep(min(left, PAUSE))
-
-
-Root = Path | Store
-"""Where a corpus lies: a local folder, which is mapped into memory, or a store."""
-
-
-def open_root(place: Root | str, settings: StoreSettings | None = None) -> Root:
-    """The corpus root that a path or URL names; ``file://`` is a local folder.
-
-    Raises:
-        UsageError: fsspec knows no such protocol.
-        SetupError: a package for it is missing.
-    """
-    if not isinstance(place, str):
-        return place
-    if "://" not in place:
-        return Path(place)
-    if place.startswith("file://"):
-        return Path(unquote(urlsplit(place).path))
-    store = Store(place.rstrip("/"), settings or StoreSettings())
-    store._connection()
-    return store
-
-
-def read_corpus(root: Root) -> Manifest:
-    """The manifest of the corpus at a root; errors as of ``read_manifest``."""
-    return read_manifest(root) if isinstance(root, Path) else root.manifest()
-
-
-def whole_file(root: Root, entry: FileEntry) -> Path | BytesIO:
-    """A file of the corpus, to hand to a reader of tables: checked for its size locally, by its SHA-256 from a store.
-
-    Raises:
-        InputError: it is missing or altered.
-        SetupError: the store did not deliver it.
-    """
-    return check_size(root, entry) if isinstance(root, Path) else BytesIO(root.read(entry))

@@ -20,9 +20,13 @@ import fsspec
 import numpy as np
 import pytest
 from corpora import build, recipe_dict, write_domain, write_recipe
+from polars import read_parquet as read_table
 from stores import BUCKET, PASSING, Trouble, faulty, options, s3_server, upload
+from typer.testing import CliRunner
 
 from millstream.audit.feed import leaf_hashes, step_root
+from millstream.audit.runs import create_run
+from millstream.cli import app
 from millstream.errors import InputError, MillstreamError, SetupError, UsageError
 from millstream.stream.cache import ShardCache
 from millstream.stream.freeze import freeze_plan
@@ -31,7 +35,8 @@ from millstream.stream.prefetch import read_ahead
 from millstream.stream.ranges import Piece, coalesce
 from millstream.stream.reader import Batch, Stream, open_stream
 from millstream.stream.remote import StoreSettings
-from millstream.stream.store import Store, open_root, read_corpus, whole_file
+from millstream.stream.roots import open_root, read_corpus, whole_file
+from millstream.stream.store import Store
 from millstream.tokenize.manifest import FileEntry, read_manifest
 
 MIXTURE: dict[str, Any] = {
@@ -546,3 +551,30 @@ def test_requests_hold_every_piece_and_no_more_than_asked(gap: int, most: int) -
         assert (
             after.start - one.end > gap or max(one.end, after.pieces[0].first + after.pieces[0].size) - one.start > most
         )
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+def test_commands_answer_from_a_url_as_from_the_folder(
+    home: Path, server: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_dict(home / "in", ["law", "news"], mixture=MIXTURE)
+    loaded = write_recipe(tmp_path / "recipe.yaml", recipe)
+    assert loaded.mixture is not None
+    corpus = home / "corpus"
+    create_run(tmp_path / "run", loaded, freeze_plan(loaded.mixture, read_manifest(corpus), corpus), corpus)
+    for name, value in (("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", "s"), ("ENDPOINT_URL", server)):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    key = read_table(corpus / "law" / "documents-00000.parquet")["doc_key"][0].hex()
+    asked = (
+        ["plan", str(tmp_path / "recipe.yaml")],
+        ["audit", "step", str(tmp_path / "run"), "3", "--text"],
+        ["audit", "doc", str(tmp_path / "run"), key],
+        ["audit", "verify", str(tmp_path / "run")],
+    )
+    for command in asked:
+        shown = [CliRunner().invoke(app, [*command, "--json", "--corpus", place]) for place in (str(corpus), url)]
+        assert [s.exit_code for s in shown] == [0, 0], shown[1]
+        assert shown[0].output == shown[1].output
+        assert len(shown[0].output) > 200

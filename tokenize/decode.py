@@ -23,5 +23,10 @@ def decoder(root: Path, manifest: Manifest) -> Decode:
     path = check_size(root, manifest.tokenizer.file)
     if sha256_file(path) != manifest.tokenizer.file.sha256:
         raise InputError(f"{path}: altered: its SHA-256 is not the manifest's")
-    tokenizer = Tokenizer.from_file(str(path))
+    return decoder_of(path.read_bytes())
+
+
+def decoder_of(tokenizer_file: bytes) -> Decode:
+    """A function from token ids to text, by the bytes of a tokenizer file."""
+    tokenizer = Tokenizer.from_str(tokenizer_file.decode())
     return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=False))

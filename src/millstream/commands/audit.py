@@ -13,12 +13,13 @@ from millstream.audit.mixture import audit_mixture
 from millstream.audit.runs import Run, open_run
 from millstream.audit.step import StepAudit, audit_step
 from millstream.audit.verify import Check, verify_run
-from millstream.commands.options import AsJson, CorpusFolder, RunName
+from millstream.commands.options import AsJson, CorpusPlace, RunName
 from millstream.errors import CheckFailed, UsageError
 from millstream.places import existing_run
 from millstream.stream.documents import Documents
 from millstream.stream.reader import Stream, open_stream
-from millstream.tokenize.decode import decoder
+from millstream.stream.roots import Root, open_root
+from millstream.tokenize.decode import decoder, decoder_of
 
 app = typer.Typer(help="Ask what a run saw, when, and check its record.", no_args_is_help=True)
 
@@ -32,15 +33,14 @@ def step_command(
     text: Annotated[bool, typer.Option("--text", help="Show the text of each document's stretch.")] = False,
     row: Annotated[int | None, typer.Option(help="Only this row of the batch.")] = None,
     all_rows: Annotated[bool, typer.Option("--all", help=f"List every document, not the first {SHOWN}.")] = False,
-    corpus: CorpusFolder = None,
+    corpus: CorpusPlace = None,
     as_json: AsJson = False,
 ) -> None:
     """Documents that a run saw at a step.
 
     Example: millstream audit step demo 120 --text --row 3
     """
-    run, stream = _open(run_name, corpus)
-    root = corpus or run.corpus_root
+    run, root, stream = _open(run_name, corpus)
     audit = audit_step(run, Documents(root, stream.manifest), step)
     documents = audit.documents
     if row is not None:
@@ -62,7 +62,7 @@ def doc_command(
     file: Annotated[
         Path | None, typer.Option("--file", help="Ask for the document whose text this file holds.")
     ] = None,
-    corpus: CorpusFolder = None,
+    corpus: CorpusPlace = None,
     as_json: AsJson = False,
 ) -> None:
     """When a run saw a document, or why it never did.
@@ -74,8 +74,8 @@ def doc_command(
     if (asked is None) == (file is None):
         raise UsageError("audit doc: give either a key, id or URL, or --file")
     wanted = question_from_file(file) if file is not None else question(asked or "")
-    run, stream = _open(run_name, corpus)
-    audits = audit_document(run, corpus or run.corpus_root, stream.manifest, wanted)
+    run, root, stream = _open(run_name, corpus)
+    audits = audit_document(run, root, stream.manifest, wanted)
     if as_json:
         show.json({"run": run.info["name"], "asked": _asked(wanted), "found": [_doc_json(a) for a in audits]})
         return
@@ -89,15 +89,15 @@ def doc_command(
 def why_command(
     run_name: RunName,
     asked: Annotated[str, typer.Argument(metavar="KEY|ID", show_default=False)],
-    corpus: CorpusFolder = None,
+    corpus: CorpusPlace = None,
     as_json: AsJson = False,
 ) -> None:
     """Why a document was dropped: stage, rule, measured value, threshold, and what was kept instead.
 
     Example: millstream audit why demo sympy:sympy/geometry/line.py:32
     """
-    run, stream = _open(run_name, corpus)
-    audits = audit_document(run, corpus or run.corpus_root, stream.manifest, question(asked))
+    run, root, stream = _open(run_name, corpus)
+    audits = audit_document(run, root, stream.manifest, question(asked))
     dropped = [audit for audit in audits if audit.state == "excluded"]
     if as_json:
         show.json({"run": run.info["name"], "asked": asked, "dropped": [_doc_json(a) for a in dropped]})
@@ -125,14 +125,14 @@ def mixture_command(run_name: RunName, as_json: AsJson = False) -> None:
 
 
 @app.command("verify")
-def verify_command(run_name: RunName, corpus: CorpusFolder = None, as_json: AsJson = False) -> None:
+def verify_command(run_name: RunName, corpus: CorpusPlace = None, as_json: AsJson = False) -> None:
     """Check the whole record: chain, steps, corpus files, checkpoints, the root of every step.
 
     Example: millstream audit verify demo
     """
     run = open_run(existing_run(run_name))
     checks: list[Check] = []
-    for check in verify_run(run, corpus or run.corpus_root):
+    for check in verify_run(run, _root(run, corpus)):
         checks.append(check)
         if not as_json:
             show.line(f"{'ok' if not check.findings else 'FAILED':<7} {check.name:<12} {check.looked_at:,} looked at")
@@ -145,13 +145,21 @@ def verify_command(run_name: RunName, corpus: CorpusFolder = None, as_json: AsJs
         raise CheckFailed(f"{run.path}: {wrong} finding{'s' if wrong > 1 else ''}; the record does not hold")
 
 
-def _open(run_name: str, corpus: Path | None) -> tuple[Run, Stream]:
+def _open(run_name: str, corpus: str | None) -> tuple[Run, Root, Stream]:
     run = open_run(existing_run(run_name))
-    return run, open_stream(run.plan, corpus or run.corpus_root)
+    root = _root(run, corpus)
+    return run, root, open_stream(run.plan, root)
 
 
-def _with_text(documents: pl.DataFrame, audit: StepAudit, stream: Stream, root: Path) -> pl.DataFrame:
-    decode = decoder(root, stream.manifest)
+def _root(run: Run, corpus: str | None) -> Root:
+    return open_root(corpus) if corpus else run.corpus_root
+
+
+def _with_text(documents: pl.DataFrame, audit: StepAudit, stream: Stream, root: Root) -> pl.DataFrame:
+    if isinstance(root, Path):
+        decode = decoder(root, stream.manifest)
+    else:
+        decode = decoder_of(root.read(stream.manifest.tokenizer.file))
     tokens = stream.read(audit.located)
     # Target i of a sequence is its token i + 1.
     spans = documents.select("row", "first", "last").iter_rows()

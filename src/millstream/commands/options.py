@@ -11,6 +11,15 @@ CorpusFolder = Annotated[
     Path | None,
     typer.Option("--corpus", metavar="DIR", help="Corpus folder [default: corpora/NAME].", show_default=False),
 ]
+CorpusPlace = Annotated[
+    str | None,
+    typer.Option(
+        "--corpus",
+        metavar="DIR|URL",
+        help="Corpus folder, or its URL in an object store [default: where the recipe or run has it].",
+        show_default=False,
+    ),
+]
 RunFolder = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Run folder [default: runs/NAME].", show_default=False)
 ]

@@ -8,7 +8,7 @@ import typer
 import yaml
 
 from millstream import show
-from millstream.commands.options import AsJson, CorpusFolder, RecipeFile
+from millstream.commands.options import AsJson, CorpusPlace, RecipeFile
 from millstream.errors import RecipeError
 from millstream.files import write_bytes
 from millstream.mixture.load import load_recipe
@@ -16,14 +16,14 @@ from millstream.mixture.recipe import Mixture, Recipe
 from millstream.places import corpus_folder
 from millstream.stream.freeze import freeze_plan
 from millstream.stream.plan import Plan
+from millstream.stream.roots import open_root, read_corpus
 from millstream.stream.summary import closest_repeat, coarse_domains, phase_table
-from millstream.tokenize.manifest import read_manifest
 from millstream.train.size import memory_per_rank, model_size, train_flops
 
 
 def plan(
     recipe_file: RecipeFile,
-    corpus: CorpusFolder = None,
+    corpus: CorpusPlace = None,
     ranks: Annotated[int, typer.Option(help="Ranks to plan memory for.", min=1)] = 1,
     show_recipe: Annotated[bool, typer.Option("--show-recipe", help="Print the recipe with every default.")] = False,
     schema: Annotated[Path | None, typer.Option(help="Write the recipe's JSON Schema, for editors, and stop.")] = None,
@@ -45,8 +45,8 @@ def plan(
         show.json(recipe.canonical()) if as_json else show.line(text.rstrip())
         return
     mixture = required_mixture(recipe, recipe_file)
-    root = corpus_folder(recipe, corpus)
-    manifest = read_manifest(root)
+    root = open_root(corpus) if corpus else corpus_folder(recipe, None)
+    manifest = read_corpus(root)
     frozen = freeze_plan(mixture, manifest, root)
     vocab = manifest.tokenizer.vocab_size
     facts = _facts(recipe, frozen, vocab, ranks)

@@ -79,7 +79,7 @@ def run(
     train(recipe_file, num_accelerators=num_accelerators, corpus=corpus, run=run)
     corpus_root, run_dir = corpus_folder(recipe, corpus), run_folder(recipe, run)
     _heading("audit")
-    verify_command(str(run_dir), corpus=corpus_root)
+    verify_command(str(run_dir), corpus=str(corpus_root))
     mixture_command(str(run_dir))
     _three_answers(open_run(run_dir), corpus_root)
     show.line(f"\ncorpus {corpus_root} · run {run_dir} · plot {run_dir / 'loss.png'}")
@@ -91,14 +91,14 @@ def _three_answers(run: Run, corpus_root: Path) -> None:
     documents = Documents(corpus_root, read_manifest(corpus_root))
     seen = audit_step(run, documents, step).documents
     _question(f"Which documents were seen at step {step}?", f"step {run.path} {step} --row 0")
-    step_command(str(run.path), step, row=0, corpus=corpus_root)
+    step_command(str(run.path), step, row=0, corpus=str(corpus_root))
     doc_id = str(seen.filter(pl.col("row") == 0)["doc_id"][0])
     _question("When was this document seen?", f"doc {run.path} {doc_id}")
-    doc_command(str(run.path), doc_id, corpus=corpus_root)
+    doc_command(str(run.path), doc_id, corpus=str(corpus_root))
     dropped = _a_dropped_document(corpus_root)
     if dropped is not None:
         _question("Why was this document never seen?", f"doc {run.path} {dropped}")
-        doc_command(str(run.path), dropped, corpus=corpus_root)
+        doc_command(str(run.path), dropped, corpus=str(corpus_root))
 
 
 def _a_dropped_document(corpus_root: Path) -> str | None:
