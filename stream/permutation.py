@@ -13,6 +13,7 @@ to. All arithmetic is uint64, with products below 2^63 outside the hashes.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -55,6 +56,28 @@ def invert_groups(keys: Sequence[bytes], sizes: Sequence[int], group: NDArray[np
     return _apply(keys, sizes, group, index, _inverse_tables, _rounds_back)
 
 
+def distinct(values: NDArray[Any]) -> tuple[NDArray[Any], NDArray[np.intp]]:
+    """The distinct integers in rising order, and the place of each entry among them.
+
+    ``np.unique`` sorts even where the values lie close together, and imports ``numpy.ma`` at its first call.
+    """
+    if not values.size:
+        return values, np.empty(0, np.intp)
+    low = values.min()
+    spread = int(values.max()) - int(low)
+    if spread <= 1024 + 4 * values.size:
+        near = (values - low).astype(np.intp)
+        found = np.zeros(spread + 1, np.bool_)
+        found[near] = True
+        return np.flatnonzero(found).astype(values.dtype) + low, (np.cumsum(found) - 1)[near]
+    order = np.argsort(values, kind="stable")
+    ordered = values[order]
+    first = np.concatenate(([True], ordered[1:] != ordered[:-1]))
+    place = np.empty(values.size, np.intp)
+    place[order] = np.cumsum(first) - 1
+    return ordered[first], place
+
+
 def fmix32(value: U64) -> U64:
     """murmur3's 32-bit finaliser of the low 32 bits, as uint64 (A. Appleby, public domain)."""
     value = value & _M32
@@ -85,6 +108,8 @@ def _apply(
     tables: Callable[[U64, int], U64],
     rounds: Callable[[U64, "_Network"], U64],
 ) -> U64:
+    if not len(sizes) and not index.size:
+        return index.copy()
     if not len(sizes) or min(sizes) < 1 or max(sizes) > MAX_SIZE:
         raise ValueError(f"permutation sizes must lie in 1..2^40, found {list(sizes)[:4]}")
     bounds = np.array(sizes, np.uint64)
@@ -92,14 +117,14 @@ def _apply(
     if (index >= size_of).any():
         raise ValueError("index outside the permutation")
     out = np.empty_like(index)
-    for size in np.unique(size_of[size_of <= TABLE_LIMIT]).tolist():
+    for size in distinct(size_of[size_of <= TABLE_LIMIT])[0].tolist():
         chosen = np.flatnonzero(size_of == size)
-        used, row = np.unique(group[chosen], return_inverse=True)
+        used, row = distinct(group[chosen])
         table = tables(words64([keys[k] for k in used.tolist()]), size)
         out[chosen] = table[row, index[chosen].astype(np.intp)]
     chosen = np.flatnonzero(size_of > TABLE_LIMIT)
     if chosen.size:
-        used, row = np.unique(group[chosen], return_inverse=True)
+        used, row = distinct(group[chosen])
         network = _network([keys[k] for k in used.tolist()], [sizes[k] for k in used.tolist()], row)
         out[chosen] = _walk(index[chosen], network, rounds)
     return out

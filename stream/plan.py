@@ -19,7 +19,7 @@ from millstream.canonical import digest
 from millstream.errors import InputError, UsageError
 from millstream.stream import permutation, quota
 from millstream.stream.keys import plan_key
-from millstream.stream.permutation import U64, invert_groups, permute_groups
+from millstream.stream.permutation import U64, distinct, invert_groups, permute_groups
 from millstream.stream.quota import QuotaTree, build_tree
 from millstream.stream.ring import Ring, document_reads, epoch_offset, order_key
 from millstream.stream.steps import BatchSchedule
@@ -154,7 +154,7 @@ class Plan:
         domain = np.empty(indices.shape, np.int64)
         running = np.empty(indices.shape, np.int64)
         at = np.searchsorted([p.first for p in self.phases], indices.astype(np.int64), side="right") - 1
-        for number in np.unique(at).tolist():
+        for number in distinct(at)[0].tolist():
             chosen = np.flatnonzero(at == number)
             phase = self.phases[number]
             items = self._shuffle(phase, indices[chosen] - np.uint64(phase.first), permute_groups)
@@ -195,7 +195,7 @@ class Plan:
         """Window shuffle within a phase; ``move`` permutes (to items) or inverts (to places)."""
         window = np.uint64(phase.window)
         numbers, inside = np.divmod(places, window)
-        used, group = np.unique(numbers, return_inverse=True)
+        used, group = distinct(numbers)
         keys = [plan_key(self.seed, "window", phase.number, k) for k in used.tolist()]
         sizes = [min(phase.window, phase.length - k * phase.window) for k in used.tolist()]
         moved: U64 = move(keys, sizes, group, inside)
@@ -204,8 +204,7 @@ class Plan:
     def _order(self, domain: NDArray[np.int64], running: NDArray[np.int64]) -> Sequences:
         per_epoch = np.array([ring.tokens // self.seq_len for ring in self.rings], np.int64)
         epoch, place = np.divmod(running, per_epoch[domain])
-        # One integer a (domain, epoch) pair, since numpy's unique over columns sorts records.
-        pairs, group = np.unique(epoch * len(self.rings) + domain, return_inverse=True)
+        pairs, group = distinct(epoch * len(self.rings) + domain)
         named = [(self.rings[pair % len(self.rings)], pair // len(self.rings)) for pair in pairs.tolist()]
         number = permute_groups(
             [order_key(self.seed, ring, e) for ring, e in named],

@@ -71,16 +71,12 @@ class QuotaTree:
 
     def path(self, domain: str) -> list[tuple[int, int, bool]]:
         """Nodes from the root to the domain's leaf: (left, total, goes left)."""
-        leaf = -1 - self.domains.index(domain)
-        parents = {
-            int(child): (node, side) for node, pair in enumerate(self.children) for side, child in enumerate(pair)
-        }
+        children = self.children.ravel()
         steps: list[tuple[int, int, bool]] = []
-        at = leaf
+        at = -1 - self.domains.index(domain)
         while at != self.root:
-            node, side = parents[at]
-            steps.append((int(self.left[node]), int(self.total[node]), side == 0))
-            at = node
+            at, side = divmod(int((children == at).argmax()), 2)
+            steps.append((int(self.left[at]), int(self.total[at]), side == 0))
         return steps[::-1]
 
 
@@ -187,3 +183,18 @@ def count(tree: QuotaTree, domain: str, items: int) -> int:
         to_left = (2 * left * items + total) // (2 * total)
         items = to_left if goes_left else items - to_left
     return items
+
+
+def counts(tree: QuotaTree, items: U64) -> NDArray[np.int64]:
+    """``count`` for all of ``tree.domains`` and many prefixes at once: (domains, n)."""
+    out = np.zeros((len(tree.domains), items.size), np.int64)
+    waiting = [(tree.root, items)]
+    while waiting:
+        at, n = waiting.pop()
+        if at < 0:
+            out[-1 - at] = n
+            continue
+        to_left = (np.uint64(2) * tree.left[at] * n + tree.total[at]) // (np.uint64(2) * tree.total[at])
+        left, right = tree.children[at].tolist()
+        waiting += [(left, to_left), (right, n - to_left)]
+    return out

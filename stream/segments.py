@@ -8,9 +8,10 @@ inside a window would change what was already consumed.
 from dataclasses import dataclass, replace
 
 from millstream.errors import UsageError
-from millstream.mixture.units import decimal_text, parse_decimal
+from millstream.mixture.units import decimal_text, parse_count, parse_decimal
 from millstream.stream.freeze import next_border
 from millstream.stream.plan import Phase, Plan
+from millstream.stream.quota import build_tree
 from millstream.stream.quota import quotas as to_quotas
 from millstream.stream.steps import BatchSchedule
 
@@ -54,12 +55,13 @@ def initial_segments(plan: Plan) -> tuple[Segment, ...]:
 def amend(plan: Plan, from_step: int, *, weights: dict[str, str], batch: int | None = None) -> Plan:
     """The plan with new weights, and perhaps a new batch, from ``from_step`` to its end.
 
-    What lies before ``from_step`` is unchanged; the cursors of all domains are carried on, so that no
+    Weights are written as in ``Phase.weights``: decimals, or ``=N`` for exactly N sequences. What lies
+    before ``from_step`` is unchanged; the cursors of all domains are carried on, so that no
     document is repeated before its domain is used up. The number of steps stays.
 
     Raises:
-        UsageError: a phase may not begin at ``from_step`` (the next allowed step is named), or a
-            weight names a domain that the plan does not have.
+        UsageError: a phase may not begin at ``from_step`` (the next allowed step is named), a weight
+            names a domain that the plan does not have, or exact numbers do not fit into the rest.
     """
     current = plan.phase_of_step(from_step)
     start = plan.span(from_step)[0]
@@ -82,7 +84,8 @@ def amend(plan: Plan, from_step: int, *, weights: dict[str, str], batch: int | N
     schedule = BatchSchedule(entries)
     last = kept[-1] if kept else None
     cursors = {d: last.cursors.get(d, 0) + last.taken(d) if last else 0 for d in plan.domains}
-    exact = {name: parse_decimal(text) for name, text in weights.items()}
+    exact = {name: parse_count(text[1:]) for name, text in weights.items() if text.startswith("=")}
+    shares = {name: parse_decimal(text) for name, text in weights.items() if name not in exact}
     phase = Phase(
         number=len(kept),
         name=f"amended-{from_step}",
@@ -90,9 +93,10 @@ def amend(plan: Plan, from_step: int, *, weights: dict[str, str], batch: int | N
         end=schedule.span(plan.total_steps)[1],
         window=size,
         batch=size,
-        weights={name: decimal_text(weight) for name, weight in exact.items()},
-        quotas=to_quotas(exact),
-        exact={},
+        weights={n: f"={exact[n]}" if n in exact else decimal_text(shares[n]) for n in weights},
+        quotas=to_quotas(shares),
+        exact=exact,
         cursors=cursors,
     )
+    build_tree(phase.quotas, phase.exact, phase.length)
     return replace(plan, phases=(*kept, phase), batches=schedule)

@@ -6,7 +6,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.stream.keys import plan_key
-from millstream.stream.permutation import MAX_SIZE, TABLE_LIMIT, invert, invert_groups, permute, permute_groups
+from millstream.stream.permutation import (
+    MAX_SIZE,
+    TABLE_LIMIT,
+    distinct,
+    invert,
+    invert_groups,
+    permute,
+    permute_groups,
+)
 
 EDGES = [*range(1, 40), TABLE_LIMIT - 1, TABLE_LIMIT, TABLE_LIMIT + 1, 65_536, 65_537, 99_856]
 
@@ -100,3 +108,16 @@ def test_small_tables_reach_every_order_equally() -> None:
     assert len(seen) == 24
     chi = sum((n - 250) ** 2 / 250 for n in seen.values())
     assert chi < 23 + 5 * np.sqrt(2 * 23)
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 40), st.integers(0, 2**62)), max_size=40),
+    st.sampled_from([np.uint64, np.int64]),
+)
+def test_distinct_is_numpys_unique(values: list[int], kind: type) -> None:
+    given_values = np.array(values, kind)
+    found, place = distinct(given_values)
+    expected, inverse = np.unique(given_values, return_inverse=True)
+    assert found.dtype == kind
+    assert found.tolist() == expected.tolist()
+    assert place.tolist() == inverse.tolist()

@@ -238,6 +238,21 @@ def test_amendments_start_at_allowed_steps_and_leave_the_past_alone() -> None:
     assert plan_from_json(plan_to_json(amended)) == amended
 
 
+def test_an_amendment_may_ask_for_exact_sequences() -> None:
+    plan = make_plan({"a": 9000, "b": 9000}, [(640, {"a": "1"}, 16)], seq_len=8, batch=16)
+    amended = amend(plan, 13, weights={"a": "1", "b": "=37"})
+    assert amended.consumed("b") == 37
+    assert Counter(name for name, _, _ in everything(amended)[192:]) == {"a": 448 - 37, "b": 37}
+    assert amended.phases[-1].weights == {"a": "1", "b": "=37"}
+    with pytest.raises(UsageError, match="exactly 449 of the phase's 448 sequences, which exceed it"):
+        amend(plan, 13, weights={"a": "1", "b": "=449"})
+
+
+def test_no_indices_are_located_to_no_sequences() -> None:
+    plan = make_plan({"a": 9000}, [(64, {"a": "1"}, 16)], seq_len=8, batch=16)
+    assert plan.locate(np.empty(0, np.uint64)).start.size == 0
+
+
 def test_sequences_beyond_the_plan_and_bad_steps_are_refused() -> None:
     plan = make_plan({"a": 9000}, [(64, {"a": "1"}, 16)], seq_len=8, batch=16)
     with pytest.raises(UsageError, match="step 5 is outside the plan, which has steps 1 to 4"):

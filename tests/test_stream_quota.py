@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millstream.errors import UsageError
-from millstream.stream.quota import MAX_LENGTH, TOTAL, build_tree, count, items_of, place, quotas
+from millstream.stream.quota import MAX_LENGTH, TOTAL, build_tree, count, counts, items_of, place, quotas
 
 
 @st.composite
@@ -33,6 +33,7 @@ def test_every_prefix_is_within_two_sequences_of_its_share(mix: dict[str, int], 
             total += found
             assert abs(found - Fraction(at * quota, TOTAL)) <= 2
         assert total == at
+        assert counts(tree, np.array([at], np.uint64))[:, 0].tolist() == [count(tree, n, at) for n in tree.domains]
 
 
 @given(mixes(), st.integers(0, MAX_LENGTH - 2001))
