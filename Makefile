@@ -21,7 +21,7 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: bench-plan bench-scale bench-curation bench-memory
+bench: bench-scale bench-stream bench-curation bench-memory
 
 bench-%: $(VENV)/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$*.py

@@ -47,7 +47,6 @@ def audit_mixture(run: Run) -> pl.DataFrame:
             realised = int(counts[phase.number, number])
             expected = _share(phase, name) * done
             before = int(counts[: phase.number, number].sum())
-            per_epoch = run.plan.ring(name).tokens // run.plan.seq_len
             rows.append(
                 {
                     "phase": phase.name,
@@ -59,7 +58,7 @@ def audit_mixture(run: Run) -> pl.DataFrame:
                     "deviation": float(realised - expected),
                     "tokens": realised * run.plan.seq_len,
                     "share": realised / done if done else 0.0,
-                    "epochs": (before + realised) / per_epoch,
+                    "epochs": run.plan.epochs(name, before + realised),
                 }
             )
     return pl.DataFrame(rows, schema=SCHEMA)

@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-import numpy as np
-
 from millstream.audit.feed import leaf_hashes, step_root
 from millstream.audit.runs import FedStep, Run
 from millstream.errors import CheckFailed
-from millstream.stream.reader import Stream
+from millstream.stream.corpora import Corpora
+from millstream.stream.reader import Stream, open_stream
 
 RECENT = 8
 
@@ -26,22 +25,25 @@ class Replayed:
         return self.fed.root == self.root
 
 
-def replay(stream: Stream, steps: Iterable[FedStep]) -> Iterator[Replayed]:
-    """Derive the roots of step records again, one by one."""
+def replay(run: Run, corpora: Corpora, steps: Iterable[FedStep]) -> Iterator[Replayed]:
+    """Derive the roots of step records again, one by one, each under the plan that it was fed by."""
+    streams: dict[str, Stream] = {}
     for fed in steps:
-        indices = np.arange(fed.first_index, fed.first_index + fed.sequences, dtype=np.uint64)
-        tokens = stream.read(stream.plan.locate(indices))
-        yield Replayed(fed, step_root(leaf_hashes(indices, tokens)))
+        plan = run.plans[fed.segment]
+        if plan.plan_id not in streams:
+            streams[plan.plan_id] = open_stream(plan, corpora.values())
+        batch = streams[plan.plan_id].batch(fed.step)
+        yield Replayed(fed, step_root(leaf_hashes(batch.indices, batch.tokens, batch.buried)))
 
 
-def check_recent_roots(run: Run, stream: Stream, up_to_step: int) -> None:
+def check_recent_roots(run: Run, corpora: Corpora, up_to_step: int) -> None:
     """Refuse to continue where the last steps before a checkpoint cannot be derived again.
 
     Raises:
         CheckFailed: names the first step whose root differs.
     """
     steps = [s for step in range(max(1, up_to_step - RECENT + 1), up_to_step + 1) for s in run.fed.get(step, [])]
-    for replayed in replay(stream, steps):
+    for replayed in replay(run, corpora, steps):
         if not replayed.equal:
             raise CheckFailed(
                 f"{run.path}: step {replayed.fed.step} was fed other data than the corpus gives now (root "

@@ -25,8 +25,9 @@ from millstream.canonical import canonical_bytes, digest
 from millstream.errors import InputError, UsageError
 from millstream.files import sha256_file, write_bytes
 from millstream.mixture.recipe import Recipe
-from millstream.stream.plan import Plan, plan_from_json, plan_to_json
-from millstream.stream.segments import Segment, initial_segments
+from millstream.stream.plan import Plan
+from millstream.stream.plan_json import plan_from_json, plan_to_json
+from millstream.stream.segments import Segment, segments_of
 from millstream.tokenize.manifest import read_manifest
 
 FORMAT = "millstream-run/1"
@@ -44,8 +45,9 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FedStep:
-    """A step record: what one attempt fed to the engine."""
+    """A step record: what one attempt fed to the engine. ``seq`` is the record's place in the ledger."""
 
+    seq: int
     step: int
     attempt: int
     segment: int
@@ -59,8 +61,9 @@ class FedStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SavedCheckpoint:
-    """A checkpoint record; ``path`` is relative to the run."""
+    """A checkpoint record; ``path`` is relative to the run, ``seq`` the record's place in the ledger."""
 
+    seq: int
     step: int
     attempt: int
     path: str
@@ -82,14 +85,35 @@ class Run:
         return Recipe.model_validate(self.info["recipe"])
 
     @cached_property
-    def plan(self) -> Plan:
-        """The frozen plan."""
+    def first_plan(self) -> Plan:
+        """The plan that the run was started with."""
         return plan_from_json(self.info["plan"])
 
     @property
-    def corpus_root(self) -> Path:
-        """Where the corpus lay when the run began, from the run's folder."""
-        return (self.path / str(self.info["corpus"]["path"])).resolve()
+    def plan(self) -> Plan:
+        """The plan in force: the first one with all amendments that hold."""
+        return self.plans[self.segments[-1].id]
+
+    @cached_property
+    def plans(self) -> dict[int, Plan]:
+        """The plan under which each segment's steps are fed, by the segment's id."""
+        plans: dict[int, Plan] = {}
+        plan = self.first_plan
+        for record in self.records:
+            if record.kind == "segment":
+                if "plan" in record.body:
+                    plan = plan_from_json(record.body["plan"])
+                plans |= {int(body["id"]): plan for body in _segment_bodies(record)}
+        return plans
+
+    @property
+    def corpus_roots(self) -> tuple[Path, ...]:
+        """Where the corpora lay, from the run's folder: the first, and those that amendments brought in."""
+        entries = [self.info["corpus"]]
+        for record in self.records:
+            if record.kind == "segment":
+                entries += record.body.get("corpora", [])
+        return tuple(dict.fromkeys((self.path / str(entry["path"])).resolve() for entry in entries))
 
     @property
     def run_id(self) -> str:
@@ -99,7 +123,7 @@ class Run:
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """The run's segments, in order."""
-        bodies = [r.body["segment"] for r in self.records if r.kind == "segment"]
+        bodies = [b for r in self.records if r.kind == "segment" for b in _segment_bodies(r)]
         return tuple(Segment(**{**b, "skip": tuple(b["skip"]) if b["skip"] else None}) for b in bodies)
 
     @cached_property
@@ -116,15 +140,16 @@ class Run:
         found: dict[int, list[FedStep]] = defaultdict(list)
         for record in self.records:
             if record.kind == "step":
-                step = FedStep(**{name: record.body[name] for name in FedStep.__slots__})
-                found[step.step].append(step)
+                body = {name: record.body[name] for name in FedStep.__slots__ if name != "seq"}
+                found[body["step"]].append(FedStep(seq=record.seq, **body))
         return dict(found)
 
     @cached_property
     def checkpoints(self) -> tuple[SavedCheckpoint, ...]:
         """Checkpoint records, in order; the folders may have been removed since."""
-        bodies = [r.body for r in self.records if r.kind == "checkpoint"]
-        return tuple(SavedCheckpoint(**{name: b[name] for name in SavedCheckpoint.__slots__}) for b in bodies)
+        names = [name for name in SavedCheckpoint.__slots__ if name != "seq"]
+        saved = [r for r in self.records if r.kind == "checkpoint"]
+        return tuple(SavedCheckpoint(seq=r.seq, **{name: r.body[name] for name in names}) for r in saved)
 
     @property
     def last_step(self) -> int:
@@ -133,7 +158,7 @@ class Run:
 
     @property
     def finished(self) -> bool:
-        """True once every step of the plan is in the lineage."""
+        """True once every step of the plan in force is in the lineage."""
         return self.last_step == self.plan.total_steps
 
     def learned(self, step: int) -> FedStep | None:
@@ -144,9 +169,18 @@ class Run:
         return None
 
     def superseded(self, fed: FedStep) -> bool:
-        """True where a later attempt began at a checkpoint before the step."""
-        later = (a for a in self.attempts if a.number > fed.attempt)
-        return any(attempt.checkpoint_step < fed.step for attempt in later)
+        """True where a later attempt or a rollback went back to a step before it."""
+        return any(seq > fed.seq and step < fed.step for seq, step in self._returns)
+
+    def given_up(self, saved: SavedCheckpoint) -> bool:
+        """True where the lineage went back to before a checkpoint, so that nothing may continue from it."""
+        return any(seq > saved.seq and step < saved.step for seq, step in self._returns)
+
+    @cached_property
+    def _returns(self) -> list[tuple[int, int]]:
+        """Where the lineage went back: record and the step after which it goes on."""
+        field = {"attempt": "checkpoint_step", "rollback": "to_step"}
+        return [(r.seq, int(r.body[field[r.kind]])) for r in self.records if r.kind in field]
 
     def segment_of(self, step: int) -> Segment:
         """The segment that a step lies in."""
@@ -154,6 +188,10 @@ class Run:
             if segment.first_step <= step < segment.end_step:
                 return segment
         raise UsageError(f"{self.path}: step {step} lies in no segment of the run")
+
+
+def _segment_bodies(record: Record) -> list[dict[str, Any]]:
+    return [record.body["segment"], *record.body.get("later", [])]
 
 
 def create_run(path: Path, recipe: Recipe, plan: Plan, corpus_root: Path) -> None:
@@ -195,7 +233,7 @@ def create_run(path: Path, recipe: Recipe, plan: Plan, corpus_root: Path) -> Non
             "run_json": sha256_file(path / "run.json"),
         }
         ledger.append("run", body)
-        for segment in initial_segments(plan):
+        for segment in segments_of(plan):
             ledger.append("segment", {"segment": asdict(segment), "why": "plan", "by": "recipe"})
     (beginning / LEDGER).rename(path / LEDGER)
     beginning.rmdir()
@@ -240,9 +278,10 @@ def require_same(run: Run, recipe: Recipe, plan: Plan) -> None:
                 f"{run.path}: the run was started with another '{section}' section; "
                 "restore the recipe, or give the new one another name or --run"
             )
-    if plan.plan_id != run.plan.plan_id:
+    before = run.first_plan.plan_id
+    if plan.plan_id != before:
         raise UsageError(
-            f"{run.path}: the order of the data would differ (plan {run.plan.plan_id[:16]}, now {plan.plan_id[:16]}): "
+            f"{run.path}: the order of the data would differ (plan {before[:16]}, now {plan.plan_id[:16]}): "
             "the corpus or the plan's algorithm changed"
         )
 

@@ -1,6 +1,7 @@
 """``audit verify``: everything a run claims, checked against what lies on the disk.
 
 chain        every ledger record's number, hash, link and canonical form; the hash of run.json
+plans        each amended plan is the one before it, amended as recorded, and nothing in it lies before that step
 steps        each attempt continues where its checkpoint ended; index ranges are the plan's
 corpus       every file's size and SHA-256, the manifest's own identity
 checkpoints  every file that a checkpoint record names, where the checkpoint was not removed
@@ -9,14 +10,19 @@ roots        the root of every step, derived again from plan and corpus
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 
+from millstream.audit.corpora import open_corpora
 from millstream.audit.ledger import check_chain
 from millstream.audit.replay import replay
 from millstream.audit.runs import Run
-from millstream.errors import CheckFailed, InputError
+from millstream.errors import CheckFailed, InputError, UsageError
 from millstream.files import sha256_file
-from millstream.stream.reader import open_stream
-from millstream.stream.roots import Root, check_file, read_corpus
+from millstream.stream.amend import amend, amendment_from_json
+from millstream.stream.corpora import Corpora, Corpus
+from millstream.stream.plan import Plan
+from millstream.stream.plan_json import plan_from_json
+from millstream.stream.roots import Root, check_file
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -28,19 +34,31 @@ class Check:
     findings: tuple[str, ...]
 
 
-def verify_run(run: Run, corpus_root: Root) -> Iterator[Check]:
-    """Run all checks, one after another; findings are collected, not raised."""
+def verify_run(run: Run, place: Root | str | None = None) -> Iterator[Check]:
+    """Run all checks, one after another; findings are collected, not raised.
+
+    Args:
+        run: the run.
+        place: where its corpus lies now, as of ``open_corpora``.
+    """
     yield _check("chain", lambda: _chain(run))
+    yield _check("plans", lambda: _plans(run))
     yield _check("steps", lambda: _steps(run))
-    yield _check("corpus", lambda: _corpus(run, corpus_root))
+    corpora: dict[str, Corpus] = {}
+
+    def open_and_check() -> tuple[int, list[str]]:
+        corpora.update(open_corpora(run, place))
+        return _files(corpora)
+
+    yield _check("corpus", open_and_check)
     yield _check("checkpoints", lambda: _checkpoints(run))
-    yield _check("roots", lambda: _roots(run, corpus_root))
+    yield _check("roots", lambda: _roots(run, corpora))
 
 
 def _check(name: str, look: Callable[[], tuple[int, list[str]]]) -> Check:
     try:
         looked_at, findings = look()
-    except (CheckFailed, InputError) as error:
+    except (CheckFailed, InputError, UsageError) as error:
         looked_at, findings = 0, [str(error)]
     return Check(name=name, looked_at=looked_at, findings=tuple(findings))
 
@@ -67,11 +85,12 @@ def _steps(run: Run) -> tuple[int, list[str]]:
         if body["step"] != expected[body["attempt"]]:
             findings.append(f"{where}: step {body['step']}, expected step {expected[body['attempt']]}")
         expected[body["attempt"]] = body["step"] + 1
-        if not 1 <= body["step"] <= run.plan.total_steps:
+        plan = run.plans.get(body["segment"])
+        if plan is None or not 1 <= body["step"] <= plan.total_steps:
             findings.append(f"{where}: step {body['step']} is outside the plan")
             continue
-        first, end = run.plan.span(body["step"])
-        planned = (first, end - first, (end - first) * run.plan.seq_len)
+        first, end = plan.span(body["step"])
+        planned = (first, end - first, (end - first) * plan.seq_len)
         if (body["first_index"], body["sequences"], body["tokens"]) != planned:
             findings.append(f"{where}: step {body['step']} was fed other sequences than planned")
     fed_before: set[int] = set()
@@ -84,18 +103,52 @@ def _steps(run: Run) -> tuple[int, list[str]]:
     return count, findings
 
 
-def _corpus(run: Run, root: Root) -> tuple[int, list[str]]:
-    manifest = read_corpus(root)
+def _plans(run: Run) -> tuple[int, list[str]]:
     findings = []
-    if manifest.corpus_id != run.info["corpus"]["id"]:
-        findings.append(f"{root}: corpus {manifest.corpus_id[:16]}, the run used {run.info['corpus']['id'][:16]}")
-    files = manifest.files()
-    for entry in files:
-        try:
-            check_file(root, entry)
-        except InputError as error:
-            findings.append(str(error))
-    return len(files), findings
+    versions = [run.first_plan]
+    last_step = 0
+    for record in run.records:
+        if record.kind == "step":
+            last_step = int(record.body["step"])
+        elif record.kind == "attempt":
+            last_step = int(record.body["checkpoint_step"])
+        elif record.kind == "rollback":
+            last_step = int(record.body["to_step"])
+        elif record.kind == "segment" and "plan" in record.body:
+            plan = plan_from_json(record.body["plan"])
+            findings += [f"{run.path}: record {record.seq}: {why}" for why in _wrong(plan, versions, last_step)]
+            if record.body["plan"]["plan_id"] != plan.plan_id:
+                findings.append(f"{run.path}: record {record.seq}: the plan is not the one that its id names")
+            versions.append(plan)
+    return len(versions), findings
+
+
+def _wrong(plan: Plan, versions: list[Plan], last_step: int) -> Iterator[str]:
+    """What is wrong with a plan that follows others once ``last_step`` was fed."""
+    known = next((v for v in versions if v.amendments == plan.amendments), None)
+    before = next((v for v in versions if v.amendments == plan.amendments[:-1]), None)
+    if known is None:
+        known = amend(before, amendment_from_json(plan.amendments[-1])) if before else None
+    if plan != known:
+        yield "the plan is no earlier one, amended as it says"
+    old, new = versions[-1].amendments, plan.amendments
+    same = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(old, new, strict=False)))
+    for raw in (*old[same:], *new[same:]):
+        if int(raw["from_step"]) <= last_step:
+            yield f"it changes step {raw['from_step']}, which was fed already"
+
+
+def _files(corpora: Corpora) -> tuple[int, list[str]]:
+    """Every file of every corpus; that each is the corpus of its id was seen when it was opened."""
+    looked_at, findings = 0, []
+    for corpus in corpora.values():
+        for entry in corpus.manifest.files():
+            looked_at += 1
+            try:
+                check_file(corpus.root, entry)
+            except InputError as error:
+                findings.append(str(error))
+    return looked_at, findings
 
 
 def _checkpoints(run: Run) -> tuple[int, list[str]]:
@@ -119,12 +172,13 @@ def _checkpoints(run: Run) -> tuple[int, list[str]]:
     return looked_at, findings
 
 
-def _roots(run: Run, root: Root) -> tuple[int, list[str]]:
-    stream = open_stream(run.plan, root)
+def _roots(run: Run, corpora: Corpora) -> tuple[int, list[str]]:
+    if not corpora:
+        raise InputError(f"{run.path}: without its corpora no root can be derived")
     steps = [fed for step in sorted(run.fed) for fed in run.fed[step]]
     findings = [
         f"step {r.fed.step} (attempt {r.fed.attempt}): root {r.fed.root[:16]} in the ledger, {r.root[:16]} derived"
-        for r in replay(stream, steps)
+        for r in replay(run, corpora, steps)
         if not r.equal
     ]
     return len(steps), findings

@@ -51,10 +51,10 @@ def weights_of(sizes: dict[str, int], lift: float) -> dict[str, str]:
 
 
 def marin_plan() -> Any:
-    """The recipe's two phases, frozen; then the swap, then the second phase anew with the exact domain."""
+    """The recipe's two phases, frozen; then the swap inside the first."""
     from millstream.mixture.recipe import Mixture
+    from millstream.stream.amend import Amendment, amend
     from millstream.stream.freeze import freeze_plan
-    from millstream.stream.segments import amend
     from millstream.tokenize.manifest import DomainManifest, FileEntry, Manifest, TokenizerIdentity
 
     sizes = domain_sizes()
@@ -81,16 +81,13 @@ def marin_plan() -> Any:
         }
     )
     plan = freeze_plan(mixture, manifest, Path())
-    border = plan.batches.steps_within(plan.phases[1].first) + 1
-    # An amendment holds to the end of the run, so the second phase is written again behind the swap.
-    swapped = amend(plan, SWAP, weights=weights_of(sizes, 0.7))
-    return amend(swapped, border, weights={**late, "c22q0": f"={EXACT}"})
+    return amend(plan, Amendment(from_step=SWAP, weights=weights_of(sizes, 0.7)))
 
 
 def read_plan(path: Path) -> Any:
     import orjson
 
-    from millstream.stream.plan import plan_from_json
+    from millstream.stream.plan_json import plan_from_json
 
     return plan_from_json(orjson.loads(path.read_bytes()))
 
@@ -224,7 +221,7 @@ def fresh(what: str, path: Path, number: int = 0) -> Any:
 
 def measure(repeats: int) -> dict[str, float]:
     from millstream.canonical import canonical_bytes
-    from millstream.stream.plan import plan_to_json
+    from millstream.stream.plan_json import plan_to_json
 
     plan = marin_plan()
     small = "c22q0"

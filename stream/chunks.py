@@ -43,6 +43,7 @@ def read_chunks(root: Root, shard: Shard, itemsize: int) -> Chunks:
         or starts[0] != shard.token_start
         or (starts[1:] != ends[:-1]).any()
         or ends[-1] != shard.token_start + shard.tokens
+        or (offsets % itemsize).any()
         or (offsets + counts * itemsize > shard.tar.bytes).any()
     ):
         raise InputError(f"{where}: its chunks do not cover the shard's {shard.tokens} tokens; rebuild the corpus")

@@ -1,60 +1,57 @@
 """Which documents lie in a span of a domain's tokens: the document tables, joined to sequences."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
 from millstream.errors import InputError
+from millstream.stream.corpora import Corpora, Corpus
 from millstream.stream.plan import Plan, Sequences
-from millstream.stream.roots import Root, whole_file
-from millstream.tokenize.manifest import Manifest, Shard
+from millstream.stream.ring import Ring
+from millstream.stream.roots import whole_file
+from millstream.tokenize.manifest import Shard
 
 COLUMNS = ("doc_key", "doc_id", "source", "locator", "url", "licence", "n_tokens", "token_start")
 
 
-@dataclass(frozen=True, slots=True)
-class Documents:
-    """Document tables of a corpus; a shard's table is read when a query needs it."""
+def documents_of(corpora: Corpora, plan: Plan, located: Sequences) -> pl.DataFrame:
+    """Documents that are targets in each sequence; a shard's table is read where it is needed.
 
-    root: Root
-    manifest: Manifest
+    Returns:
+        One row a stretch of a document in a sequence, in order: ``row`` (position in ``located``), ``domain`` (name),
+        ``epoch``, the document's columns, ``first`` and ``last`` (targets of the sequence, from 0), ``tokens`` (their
+        number) and ``from_token`` (where in the document the stretch begins).
+    """
+    frames = []
+    for number, ring in enumerate(plan.rings):
+        rows = np.flatnonzero(located.ring == number)
+        if not rows.size:
+            continue
+        first_target = (located.start[rows] + 1) % ring.tokens
+        spans = _unwrap(rows, first_target, plan.seq_len, ring.tokens)
+        corpus = corpora[ring.corpus_id]
+        tables = [_table(corpus, shard) for shard in _shards(corpus, ring, spans)]
+        joined = _overlaps(pl.concat(tables), spans)
+        epochs = pl.Series(located.epoch)[joined["row"]]
+        frames.append(joined.with_columns(domain=pl.lit(ring.name), epoch=epochs))
+    return pl.concat(frames).sort("row", "first", maintain_order=True)
 
-    def of_sequences(self, plan: Plan, located: Sequences) -> pl.DataFrame:
-        """Documents that are targets in each sequence.
 
-        Returns:
-            One row a stretch of a document in a sequence, in order: ``row`` (position in ``located``),
-            ``domain`` (name), ``epoch``, the document's columns, ``first`` and ``last`` (targets of the
-            sequence, from 0), ``tokens`` (their number) and ``from_token`` (where in the document the
-            stretch begins).
-        """
-        frames = []
-        for number, name in enumerate(plan.domains):
-            rows = np.flatnonzero(located.domain == number)
-            if not rows.size:
-                continue
-            ring = plan.ring(name).tokens
-            first_target = (located.start[rows] + 1) % ring
-            spans = _unwrap(rows, first_target, plan.seq_len, ring)
-            tables = [self._table(shard) for shard in self._shards(name, spans)]
-            joined = _overlaps(pl.concat(tables), spans)
-            frames.append(joined.with_columns(domain=pl.lit(name), epoch=pl.Series(located.epoch)[joined["row"]]))
-        return pl.concat(frames).sort("row", "first", maintain_order=True)
+def _shards(corpus: Corpus, ring: Ring, spans: pl.DataFrame) -> Iterable[Shard]:
+    for shard in corpus.manifest.domain(ring.name).shards:
+        end = shard.token_start + shard.tokens
+        if ((spans["start"] < end) & (spans["end"] > shard.token_start)).any():
+            yield shard
 
-    def _shards(self, domain: str, spans: pl.DataFrame) -> Iterable[Shard]:
-        for shard in self.manifest.domain(domain).shards:
-            end = shard.token_start + shard.tokens
-            if ((spans["start"] < end) & (spans["end"] > shard.token_start)).any():
-                yield shard
 
-    def _table(self, shard: Shard) -> pl.DataFrame:
-        try:
-            return pl.read_parquet(whole_file(self.root, shard.documents), columns=list(COLUMNS))
-        except pl.exceptions.PolarsError as error:
-            raise InputError(f"{self.root}/{shard.documents.path}: damaged: {str(error).splitlines()[0]}") from error
+def _table(corpus: Corpus, shard: Shard) -> pl.DataFrame:
+    try:
+        return pl.read_parquet(whole_file(corpus.root, shard.documents), columns=list(COLUMNS))
+    except pl.exceptions.PolarsError as error:
+        where = f"{corpus.root}/{shard.documents.path}"
+        raise InputError(f"{where}: damaged: {str(error).splitlines()[0]}") from error
 
 
 def _unwrap(rows: NDArray[np.intp], first: NDArray[np.int64], length: int, ring: int) -> pl.DataFrame:

@@ -19,7 +19,7 @@ from millstream.stream import quota
 from millstream.stream.plan import Phase, Plan
 from millstream.stream.ring import Ring
 from millstream.stream.roots import Root, whole_file
-from millstream.stream.steps import BatchSchedule
+from millstream.stream.steps import BatchSchedule, unbroken
 from millstream.tokenize.manifest import DomainManifest, Manifest
 
 DEFAULT_SHARES = (Fraction(4, 5), Fraction(1, 5))
@@ -43,7 +43,7 @@ def freeze_plan(mixture: Mixture, manifest: Manifest, corpus_root: Root) -> Plan
                 f"domain '{ring.name}' has {ring.tokens} tokens{limited}, fewer than one sequence of "
                 f"{mixture.seq_len}; add documents, shorten seq_len or give it no weight"
             )
-    schedule = BatchSchedule(mixture.schedule)
+    schedule = unbroken(mixture.schedule)
     steps = mixture.steps or schedule.steps_within((mixture.tokens or 0) // mixture.seq_len)
     if steps < len(mixture.phases):
         raise RecipeError(
@@ -57,9 +57,8 @@ def freeze_plan(mixture: Mixture, manifest: Manifest, corpus_root: Root) -> Plan
         seq_len=mixture.seq_len,
         rings=rings,
         phases=_phases(mixture, schedule, borders, tuple(ring.name for ring in rings)),
-        batches=BatchSchedule(tuple(e for e in schedule.entries if e[0] <= steps)),
     )
-    _check_epochs(plan, mixture.max_epochs)
+    check_epochs(plan, mixture.max_epochs)
     return plan
 
 
@@ -131,8 +130,8 @@ def _allowed_borders(
 ) -> list[int]:
     """Step borders on a window border, of each stretch of one batch, next to the target."""
     found: list[int] = []
-    firsts = (*schedule.first_indices(), total)
-    for (_, batch), start, end in zip(schedule.entries, firsts, firsts[1:], strict=False):
+    ends = [*(entry[2] for entry in schedule.entries[1:]), total]
+    for (_, batch, start), end in zip(schedule.entries, ends, strict=True):
         start, end = max(start, first), min(end, total)
         if start >= end:
             continue
@@ -148,7 +147,7 @@ def _phases(
     """Recipe phases, cut again wherever the batch changes; cursors carried from each to the next."""
     built: list[Phase] = []
     cursors = dict.fromkeys(domains, 0)
-    changes = schedule.first_indices()[1:]
+    changes = [entry[2] for entry in schedule.entries[1:]]
     for number, (recipe, end) in enumerate(zip(mixture.phases, borders, strict=True)):
         first = borders[number - 1] if number else 0
         cuts = [first, *(at for at in changes if first < at < end), end]
@@ -209,9 +208,16 @@ def _phase(
     return phase
 
 
-def _check_epochs(plan: Plan, max_epochs: Decimal) -> None:
+def check_epochs(plan: Plan, max_epochs: Decimal) -> None:
+    """Refuse a plan that repeats a domain too often.
+
+    Raises:
+        RecipeError: names the domain, and the weights, tokens or limit that would do.
+    """
     for ring in plan.rings:
-        consumed, per_epoch = plan.consumed(ring.name), ring.tokens // plan.seq_len
+        later = plan.pieces(ring.name)[plan.pieces(ring.name).index(ring) + 1 :]
+        end = min([plan.consumed(ring.name), *(r.running for r in later)])
+        consumed, per_epoch = end - ring.running, ring.tokens // plan.seq_len
         if not consumed or consumed <= max_epochs * per_epoch:
             continue
         most = int(max_epochs * per_epoch)

@@ -4,6 +4,7 @@ The plan uses no library's random numbers; their streams change between versions
 """
 
 import hashlib
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,11 +17,23 @@ def plan_key(*fields: str | int) -> bytes:
 
     Each field is hashed as its length (u32, little-endian) and its UTF-8 text; integers in decimal.
     """
-    state = hashlib.sha256(DOMAIN_SEPARATOR)
-    for field in fields:
-        text = str(field).encode()
-        state.update(len(text).to_bytes(4, "little") + text)
-    return state.digest()
+    return hashlib.sha256(DOMAIN_SEPARATOR + b"".join(map(_field, fields))).digest()
+
+
+def plan_keys(*fields: str | int, last: Iterable[int]) -> list[bytes]:
+    """``plan_key(*fields, number)`` of each number in ``last``; the fields are hashed once."""
+    state = hashlib.sha256(DOMAIN_SEPARATOR + b"".join(map(_field, fields)))
+    keys = []
+    for number in last:
+        each = state.copy()
+        each.update(_field(number))
+        keys.append(each.digest())
+    return keys
+
+
+def _field(value: str | int) -> bytes:
+    text = str(value).encode()
+    return len(text).to_bytes(4, "little") + text
 
 
 def words32(keys: list[bytes]) -> NDArray[np.uint64]:

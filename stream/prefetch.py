@@ -1,12 +1,11 @@
 """Reading ahead: the plan says what comes next, so a thread reads it while the consumer works."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Event, Semaphore, Thread
 from typing import Generic, TypeVar
 
-Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
@@ -15,17 +14,14 @@ class _Read(Generic[Result]):
     result: Result
 
 
-def read_ahead(
-    items: Iterable[Item], read: Callable[[Item], Result], depth: int, stop: Event | None = None
-) -> Iterator[Result]:
-    """``read`` of each item, in order, up to ``depth`` of them before the consumer asks.
+def read_ahead(source: Iterator[Result], depth: int, stop: Event | None = None) -> Iterator[Result]:
+    """What ``source`` yields, in order, up to ``depth`` of it before the consumer asks.
 
     An exception reaches the consumer in its turn. Closing the iterator sets ``stop`` and waits for the thread, which
     ends after the read that it is in.
 
     Args:
-        items: what to read.
-        read: called in one thread, an item at a time; may watch ``stop`` and raise to end early.
+        source: advanced in one thread; may watch ``stop`` and raise to end early.
         depth: most results held, with the one being read; at least one.
         stop: set when nobody wants further results.
     """
@@ -35,11 +31,12 @@ def read_ahead(
 
     def work() -> None:
         try:
-            for item in items:
+            while True:
                 places.acquire()
                 if stop.is_set():
                     return
-                done.put(_Read(read(item)))
+                done.put(_Read(next(source)))
+        except StopIteration:
             done.put(None)
         except BaseException as error:
             done.put(error)

@@ -4,6 +4,9 @@ Epoch ``e`` has ``tokens // seq_len`` sequences and starts at a keyed offset, so
 fewer than ``seq_len`` tokens that an epoch leaves out differ between epochs. Their order within the
 epoch is a keyed permutation. The running index ``R`` counts the sequences of a domain consumed since
 the start of the run: ``R = epoch * sequences + place in the epoch``.
+
+Data that is added in mid-run makes a further ring of the same domain, which follows the one before at
+the end of an epoch, so that nothing is repeated before the domain is used up.
 """
 
 from dataclasses import dataclass
@@ -17,7 +20,7 @@ from millstream.stream.permutation import U64, invert
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ring:
-    """One domain of a plan: its tokens (after a limit), and the corpus they lie in."""
+    """A domain of a plan, or a piece of one: its tokens (after a limit), and the corpus they lie in."""
 
     name: str
     tokens: int
@@ -25,6 +28,10 @@ class Ring:
     corpus_id: str
     limited: bool
     """True where a limit cut the domain to its first ``documents`` documents."""
+    running: int = 0
+    """Running index of the domain at which the ring begins."""
+    epoch: int = 0
+    """Epoch of the domain that begins there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,16 +59,17 @@ def order_key(seed: int, ring: Ring, epoch: int) -> bytes:
     return plan_key(seed, "order", ring.name, epoch)
 
 
-def document_reads(seed: int, seq_len: int, ring: Ring, start: int, end: int, consumed: int) -> Reads:
-    """Where the tokens ``[start, end)`` of a domain are targets among its first ``consumed`` sequences.
+def document_reads(seed: int, seq_len: int, ring: Ring, start: int, end: int, until: int) -> Reads:
+    """Where the tokens ``[start, end)`` of a ring are targets in its sequences before running index ``until``.
 
     A sequence trains on its targets, which lie one after its inputs, so the span moves back by one
     before it is cut; a span that wraps round an epoch's start is two pieces.
     """
     sequences = ring.tokens // seq_len
-    epochs = -(-consumed // sequences) if consumed else 0
+    epochs = -(-(until - ring.running) // sequences) if until > ring.running else 0
     found: list[tuple[int, int, int]] = []
-    for epoch in range(epochs):
+    for number in range(epochs):
+        epoch = ring.epoch + number
         first = (start - 1 - epoch_offset(seed, ring, epoch)) % ring.tokens
         length = end - start
         seen: dict[int, int] = {}
@@ -75,7 +83,7 @@ def document_reads(seed: int, seq_len: int, ring: Ring, start: int, end: int, co
                 seen[j] = seen.get(j, 0) + inside
         if seen:
             places = invert(order_key(seed, ring, epoch), sequences, np.fromiter(seen, np.uint64, len(seen)))
-            running = (epoch * sequences + places.astype(np.int64)).tolist()
-            found += [(r, epoch, n) for r, n in zip(running, seen.values(), strict=True) if r < consumed]
+            running = (ring.running + number * sequences + places.astype(np.int64)).tolist()
+            found += [(r, epoch, n) for r, n in zip(running, seen.values(), strict=True) if r < until]
     table = np.array(sorted(found), np.int64).reshape(len(found), 3)
     return Reads(running=table[:, 0].astype(np.uint64), epoch=table[:, 1], tokens=table[:, 2])

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from millstream.stream.chunks import Chunks, read_chunks
+from millstream.stream.permutation import distinct
 from millstream.stream.ranges import StoredDomain, Tokens
 from millstream.stream.roots import Root
 from millstream.stream.store import Store
@@ -21,9 +22,15 @@ from millstream.tokenize.manifest import DomainManifest, Shard, check_size
 
 
 @dataclass(frozen=True, slots=True)
-class _MappedShard:
-    data: NDArray[np.uint8]
-    chunks: Chunks
+class MappedShard:
+    """A shard in memory: the whole tar as tokens, since members lie on borders of 64 bytes, and its chunks."""
+
+    tokens: Tokens
+    starts: NDArray[np.int64]
+    """First token of each chunk, in the domain."""
+    counts: NDArray[np.int64]
+    offsets: NDArray[np.int64]
+    """Place in ``tokens`` at which each chunk begins."""
 
 
 @dataclass(frozen=True)
@@ -37,36 +44,40 @@ class DomainReader:
     shards: tuple[Shard, ...]
     tokens: int
     dtype: np.dtype[np.unsignedinteger[Any]]
-    _mapped: dict[int, _MappedShard] = field(default_factory=dict)
+    _mapped: dict[int, MappedShard] = field(default_factory=dict)
 
-    def gather(self, starts: NDArray[np.int64], length: int, out: Tokens, rows: NDArray[np.intp]) -> None:
+    def find(self, starts: NDArray[np.int64], length: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where sequences lie: for each start the shard, and the place in its tokens; both int64 (n,).
+
+        A sequence that passes a border of a chunk, a shard or the ring has shard -1; ``fill`` copies it.
+        """
+        numbers = np.searchsorted(self._starts, starts, side="right") - 1
+        places = np.empty(starts.shape, np.int64)
+        for number in distinct(numbers)[0].tolist():
+            shard = self.shard(number)
+            chosen = np.flatnonzero(numbers == number)
+            begins = starts[chosen]
+            chunks = np.searchsorted(shard.starts, begins, side="right") - 1
+            inside = begins - shard.starts[chunks]
+            places[chosen] = shard.offsets[chunks] + inside
+            broken = (inside + length > shard.counts[chunks]) | (begins + length > self.tokens)
+            numbers[chosen[broken]] = -1
+        return numbers, places
+
+    def gather(self, starts: NDArray[np.int64], length: int, out: NDArray[Any], rows: NDArray[np.intp]) -> None:
         """Copy ``length`` tokens from each start, round the ring's end, into ``out[rows]``.
 
         Args:
             starts: positions in the ring, (n,).
             length: tokens a row; at most the ring's length plus one.
-            out: (any, length) of the corpus's dtype.
+            out: (any, length) of integers.
             rows: row of ``out`` for each start, (n,).
         """
-        numbers = np.searchsorted(self._starts, starts, side="right") - 1
-        size = length * self.dtype.itemsize
-        for number in np.unique(numbers).tolist():
-            shard = self._shard(number)
-            chosen = numbers == number
-            begins, targets = starts[chosen], rows[chosen]
-            index = shard.chunks
-            chunks = np.searchsorted(index.starts, begins, side="right") - 1
-            inside = begins - index.starts[chunks]
-            firsts = index.offsets[chunks] + inside * self.dtype.itemsize
-            whole = (inside + length <= index.counts[chunks]) & (begins + length <= self.tokens)
-            # Nearly all sequences lie in one chunk and are one copy each.
-            for row, first in zip(targets[whole].tolist(), firsts[whole].tolist(), strict=True):
-                out[row] = shard.data[first : first + size].view(self.dtype)
-            for row, begin in zip(targets[~whole].tolist(), begins[~whole].tolist(), strict=True):
-                self._gather_pieces(begin, out[row])
+        for start, row in zip(starts.tolist(), rows.tolist(), strict=True):
+            self.fill(start, out[row, :length])
 
-    def _gather_pieces(self, start: int, out: Tokens) -> None:
-        """Fill a row that passes the border of a chunk, a shard or the ring."""
+    def fill(self, start: int, out: NDArray[Any]) -> None:
+        """Copy ``len(out)`` tokens from ``start`` on, past the borders of chunks, shards and the ring."""
         filled = 0
         while filled < len(out):
             piece = self._piece((start + filled) % self.tokens, len(out) - filled)
@@ -75,32 +86,36 @@ class DomainReader:
 
     def span(self, start: int, end: int) -> Tokens:
         """Tokens ``[start, end)`` as a new array."""
-        out = np.empty((1, end - start), self.dtype)
-        self.gather(np.array([start]), end - start, out, np.array([0]))
-        tokens: Tokens = out[0]
-        return tokens
+        out = np.empty(end - start, self.dtype)
+        self.fill(start, out)
+        return out
+
+    def shard(self, number: int) -> MappedShard:
+        """One of the domain's shards; mapped and checked when first touched.
+
+        Raises:
+            InputError: it is missing, short or altered in size, or its index does not fit.
+        """
+        if number not in self._mapped:
+            assert isinstance(self.root, Path)
+            tar = check_size(self.root, self.shards[number].tar)
+            chunks = read_chunks(self.root, self.shards[number], self.dtype.itemsize)
+            # As a plain array: slicing a memmap object costs more than the copy of a short sequence.
+            self._mapped[number] = _as_tokens(np.asarray(np.memmap(tar, np.uint8, mode="r")), chunks, self.dtype)
+        return self._mapped[number]
 
     def _piece(self, start: int, most: int) -> Tokens:
         """A view of the tokens from ``start`` to the end of their chunk, the ring or ``most``."""
-        number = int(np.searchsorted(self._starts, start, side="right")) - 1
-        shard = self._shard(number)
-        index = shard.chunks
-        chunk = int(np.searchsorted(index.starts, start, side="right")) - 1
-        inside = start - int(index.starts[chunk])
-        count = min(int(index.counts[chunk]) - inside, most, self.tokens - start)
-        first = int(index.offsets[chunk]) + inside * self.dtype.itemsize
-        piece: Tokens = np.frombuffer(shard.data, self.dtype, count, first)
-        return piece
+        shard = self.shard(int(np.searchsorted(self._starts, start, side="right")) - 1)
+        chunk = int(np.searchsorted(shard.starts, start, side="right")) - 1
+        inside = start - int(shard.starts[chunk])
+        count = min(int(shard.counts[chunk]) - inside, most, self.tokens - start)
+        first = int(shard.offsets[chunk]) + inside
+        return shard.tokens[first : first + count]
 
     @cached_property
     def _starts(self) -> NDArray[np.int64]:
         return np.array([shard.token_start for shard in self.shards], np.int64)
-
-    def _shard(self, number: int) -> _MappedShard:
-        if number not in self._mapped:
-            assert isinstance(self.root, Path)
-            self._mapped[number] = _map_shard(self.root, self.shards[number], self.dtype.itemsize)
-        return self._mapped[number]
 
 
 @dataclass(frozen=True)
@@ -109,12 +124,13 @@ class CachedDomain(DomainReader):
 
     _chunks: dict[int, Chunks] = field(default_factory=dict)
 
-    def _shard(self, number: int) -> _MappedShard:
+    def shard(self, number: int) -> MappedShard:
+        """As of ``DomainReader``; fetched first where the cache does not have it."""
         assert isinstance(self.root, Store)
         shard = self.shards[number]
         if number not in self._chunks:
             self._chunks[number] = read_chunks(self.root, shard, self.dtype.itemsize)
-        return _MappedShard(self.root.map(shard.tar), self._chunks[number])
+        return _as_tokens(self.root.map(shard.tar), self._chunks[number], self.dtype)
 
 
 def open_domain(root: Root, domain: DomainManifest, dtype: str, tokens: int) -> DomainReader | StoredDomain:
@@ -142,8 +158,7 @@ def _reader(root: Root, shards: tuple[Shard, ...], tokens: int, dtype: str) -> D
     return CachedDomain(root, shards, tokens, wanted)
 
 
-def _map_shard(root: Path, shard: Shard, itemsize: int) -> _MappedShard:
-    tar = check_size(root, shard.tar)
-    chunks = read_chunks(root, shard, itemsize)
-    # As a plain array: slicing a memmap object costs more than the copy of a short sequence.
-    return _MappedShard(np.asarray(np.memmap(tar, np.uint8, mode="r")), chunks)
+def _as_tokens(data: NDArray[np.uint8], chunks: Chunks, dtype: np.dtype[np.unsignedinteger[Any]]) -> MappedShard:
+    size = dtype.itemsize
+    tokens: Tokens = data[: data.size // size * size].view(dtype)
+    return MappedShard(tokens, chunks.starts, chunks.counts, chunks.offsets // size)

@@ -26,7 +26,7 @@ def phase_table(plan: Plan) -> pl.DataFrame:
         first = plan.batches.steps_within(phase.first) + 1
         last = plan.batches.steps_within(phase.end)
         for name in (n for n in plan.domains if n in phase.tree.domains):
-            taken, per_epoch = phase.taken(name), plan.ring(name).tokens // plan.seq_len
+            taken = phase.taken(name)
             rows.append(
                 {
                     "phase": phase.name,
@@ -36,7 +36,7 @@ def phase_table(plan: Plan) -> pl.DataFrame:
                     "sequences": taken,
                     "tokens": taken * plan.seq_len,
                     "off": float(taken - written_share(phase, name) * phase.length),
-                    "epochs": (phase.cursors[name] + taken) / per_epoch,
+                    "epochs": plan.epochs(name, phase.cursors[name] + taken),
                 }
             )
     return pl.DataFrame(rows)
@@ -65,15 +65,28 @@ def closest_repeat(plan: Plan, domain: str) -> int | None:
     """Fewest sequences of a domain between two that share tokens across an epoch's end.
 
     ``None`` where the domain is not repeated. Only the last and first ``min(N, 20 * isqrt(N))`` sequences
-    at each border are compared: with independent orders the closest pair lies within them.
+    at each border are compared: with independent orders the closest pair lies within them. What a domain goes on with
+    in another corpus is not compared with what came before.
     """
-    ring, consumed = plan.ring(domain), plan.consumed(domain)
+    consumed = plan.consumed(domain)
+    pieces = plan.pieces(domain)
+    ends = [*(ring.running for ring in pieces[1:]), consumed]
+    found = [
+        _closest_in(plan, ring, min(end, consumed) - ring.running)
+        for ring, end in zip(pieces, ends, strict=True)
+        if min(end, consumed) > ring.running
+    ]
+    return min((gap for gap in found if gap is not None), default=None)
+
+
+def _closest_in(plan: Plan, ring: Ring, consumed: int) -> int | None:
     per_epoch = ring.tokens // plan.seq_len
     closest: int | None = None
-    for epoch in range(1, -(-consumed // per_epoch) if consumed else 0):
+    for number in range(1, -(-consumed // per_epoch)):
+        epoch = ring.epoch + number
         near = min(per_epoch, 20 * math.isqrt(per_epoch))
         late = _starts(plan, ring, epoch - 1, np.arange(per_epoch - near, per_epoch))
-        early = _starts(plan, ring, epoch, np.arange(min(near, consumed - epoch * per_epoch)))
+        early = _starts(plan, ring, epoch, np.arange(min(near, consumed - number * per_epoch)))
         order = np.argsort(early)
         for shift in (0, 1):
             # Of the sequences of the new epoch, at most two share tokens with an old one: the last that

@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from millstream.errors import InputError
 from millstream.stream.reader import Batch, Stream
+from millstream.stream.tombstones import masked_targets
 
 Item = dict[str, Any]
 
@@ -32,22 +33,38 @@ class StepDataset(Dataset[Item]):
 
 
 class StepIterator(IterableDataset[Item]):
-    """Steps in order from ``next_step``; ``state_dict`` and ``load_state_dict`` move it."""
+    """Steps in order from ``next_step``; ``state_dict`` and ``load_state_dict`` move it.
 
-    def __init__(self, stream: Stream, rank: int = 0, world: int = 1, next_step: int = 1) -> None:
-        self.stream, self.rank, self.world, self.next_step = stream, rank, world, next_step
+    ``ahead`` batches are read by a thread of the trainer's process, which costs far less than a loader's workers.
+    The state is the next step: under torchdata's ``StatefulDataLoader`` every worker keeps its own.
+    """
+
+    def __init__(
+        self, stream: Stream, rank: int = 0, world: int = 1, next_step: int = 1, ahead: int | None = None
+    ) -> None:
+        self.stream, self.rank, self.world, self.next_step, self.ahead = stream, rank, world, next_step, ahead
 
     def __iter__(self) -> Iterator[Item]:
         worker = get_worker_info()
-        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        for batch in self.stream.iterate(self.next_step + first, None, self.rank, self.world, stride=stride):
+        stride = worker.num_workers if worker else 1
+        # A worker takes every stride-th step; which of them is its own follows from where all began.
+        first = self.next_step + (worker.id if worker else 0) if self._own is None else self._own
+        for batch in self.stream.iterate(
+            first, None, self.rank, self.world, stride=stride, ahead=self.ahead, dtype=np.int64
+        ):
             if worker is None:
                 self.next_step = batch.step + 1
+            else:
+                self._own = batch.step + stride
             yield as_item(batch)
+
+    _own: int | None = None
+    """A worker's next step, once it has begun."""
 
     def state_dict(self) -> dict[str, Any]:
         """The next step and the plan it belongs to."""
-        return {"version": 1, "plan_id": self.stream.plan.plan_id, "next_step": self.next_step}
+        state = {"version": 1, "plan_id": self.stream.plan.plan_id, "next_step": self.next_step}
+        return state if self._own is None else state | {"own": self._own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at a saved state.
@@ -59,14 +76,20 @@ class StepIterator(IterableDataset[Item]):
             raise InputError(
                 f"the state belongs to plan {state['plan_id'][:16]}, this is {self.stream.plan.plan_id[:16]}"
             )
-        self.next_step = state["next_step"]
+        self.next_step, self._own = state["next_step"], state.get("own")
 
 
 def as_item(batch: Batch) -> Item:
-    """A batch as tensors: ``tokens`` int64 (rows, seq_len + 1), ``domains`` int64 (rows,), ``step``."""
-    return {
+    """A batch as tensors.
+
+    ``tokens`` int64 (rows, seq_len + 1), ``domains`` int64 (rows,), ``step``, ``first_index``; where takedowns fall
+    into the batch, ``masked`` bool (rows, seq_len): targets that count for no loss.
+    """
+    item = {
         "step": batch.step,
         "first_index": batch.first_index,
-        "tokens": torch.from_numpy(batch.tokens.astype(np.int64)),
+        "tokens": torch.from_numpy(batch.tokens.astype(np.int64, copy=False)),
         "domains": torch.from_numpy(batch.domains),
     }
+    masked = masked_targets(batch.buried, batch.tokens.shape[0], batch.tokens.shape[1] - 1)
+    return item if masked is None else item | {"masked": torch.from_numpy(masked)}

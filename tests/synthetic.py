@@ -6,7 +6,6 @@ from fractions import Fraction
 from millstream.stream.plan import Phase, Plan
 from millstream.stream.quota import quotas
 from millstream.stream.ring import Ring
-from millstream.stream.steps import BatchSchedule
 
 
 def make_plan(
@@ -42,7 +41,6 @@ def make_plan(
         seq_len=seq_len,
         rings=tuple(Ring(name=n, tokens=t, documents=1, corpus_id="1" * 64, limited=False) for n, t in tokens.items()),
         phases=tuple(built),
-        batches=BatchSchedule(((1, batch),)),
     )
 
 

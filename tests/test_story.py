@@ -17,13 +17,13 @@ import pytest
 import yaml
 from corpora import build, documents, exclusions, recipe_dict, texts, words, write_domain, write_jsonl
 
+from millstream.audit.corpora import open_corpora
 from millstream.audit.document import audit_document, exposures
 from millstream.audit.ledger import read_ledger
 from millstream.audit.lookup import Question, find
 from millstream.audit.mixture import audit_mixture
 from millstream.audit.runs import Run, open_run
 from millstream.audit.step import audit_step
-from millstream.stream.documents import Documents
 from millstream.stream.reader import open_stream
 from millstream.tokenize.decode import decoder
 from millstream.train.checkpoint import read_index
@@ -100,7 +100,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 def verified(folder: Path, run: str) -> None:
     done = millstream(folder, "audit", "verify", run, "--json")
     checks = json.loads(done.stdout)["checks"]
-    assert [c["name"] for c in checks] == ["chain", "steps", "corpus", "checkpoints", "roots"]
+    assert [c["name"] for c in checks] == ["chain", "plans", "steps", "corpus", "checkpoints", "roots"]
     assert all(c["looked_at"] and not c["findings"] for c in checks)
 
 
@@ -197,13 +197,14 @@ def test_no_process_outlives_the_command(home: Path) -> None:
 def test_forward_and_inverse_audits_agree(home: Path, run: Run) -> None:
     """100 random (step, row): the documents found forwards name that step and row backwards."""
     stream = open_stream(run.plan, home / "corpus")
-    tables = Documents(home / "corpus", stream.manifest)
+    corpora = open_corpora(run)
+    (corpus_id,) = corpora
     decode = decoder(home / "corpus", stream.manifest)
     stored = {name: texts(home / "corpus", name) for name in DOMAINS}
     rng = np.random.default_rng(0)
     checked = 0
     for step in rng.choice(np.arange(1, STEPS + 1), 20, replace=False).tolist():
-        audit = audit_step(run, tables, step)
+        audit = audit_step(run, corpora, step)
         tokens = stream.read(audit.located)
         for row in rng.choice(8, 5, replace=False).tolist():
             checked += 1
@@ -211,7 +212,9 @@ def test_forward_and_inverse_audits_agree(home: Path, run: Run) -> None:
             assert seen["tokens"].sum() == run.plan.seq_len
             for entry in seen.iter_rows(named=True):
                 start, count = entry["token_start"], entry["n_tokens"]
-                places = {(e.step, e.row): e.tokens for e in exposures(run, entry["domain"], start, start + count)}
+                places = {
+                    (e.step, e.row): e.tokens for e in exposures(run, corpus_id, entry["domain"], start, start + count)
+                }
                 same = seen.filter(pl.col("doc_id") == entry["doc_id"])["tokens"].sum()
                 assert places[step, row] == same
                 stretch = tokens[row, entry["first"] + 1 : entry["last"] + 2].tolist()
@@ -222,16 +225,15 @@ def test_forward_and_inverse_audits_agree(home: Path, run: Run) -> None:
 
 def test_every_document_of_the_corpus_is_answered_for(home: Path, run: Run) -> None:
     """Brute force: documents of every step, against the inverse of every document."""
-    stream = open_stream(run.plan, home / "corpus")
-    tables = Documents(home / "corpus", stream.manifest)
+    corpora = open_corpora(run)
     forward: dict[str, set[tuple[int, int]]] = {}
     for step in range(1, STEPS + 1):
-        for doc_id, row in audit_step(run, tables, step).documents.select("doc_id", "row").rows():
+        for doc_id, row in audit_step(run, corpora, step).documents.select("doc_id", "row").rows():
             forward.setdefault(doc_id, set()).add((step, row))
     states = set()
     for name in DOMAINS:
         for doc_id in documents(home / "corpus", name)["doc_id"]:
-            (audit,) = audit_document(run, home / "corpus", stream.manifest, Question(by="id", value=doc_id))
+            (audit,) = audit_document(run, open_corpora(run), Question(by="id", value=doc_id))
             states.add(audit.state)
             assert {(e.step, e.row) for e in audit.exposures} == forward.get(doc_id, set())
             assert all(e.status == "learned" for e in audit.exposures)
@@ -244,7 +246,7 @@ def test_every_excluded_document_is_found_with_its_reason(home: Path, run: Run) 
     dropped = exclusions(home / "corpus")
     assert set(dropped["stage"]) == {"read", "filter", "dedup"}
     for row in dropped.iter_rows(named=True):
-        audits = audit_document(run, home / "corpus", stream.manifest, Question(by="id", value=row["doc_id"]))
+        audits = audit_document(run, open_corpora(run), Question(by="id", value=row["doc_id"]))
         (audit,) = [a for a in audits if a.state == "excluded"]
         assert (audit.document["rule"], audit.document["value"]) == (row["rule"], row["value"])
         assert (audit.twin is not None) == (row["stage"] == "dedup")

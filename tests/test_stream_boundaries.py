@@ -1,7 +1,5 @@
 """Borders of documents in batches: those of the document tables, at every kind of border, and by the definition."""
 
-from pathlib import Path
-
 import numpy as np
 import polars as pl
 from hypothesis import given
@@ -10,7 +8,6 @@ from hypothesis.extra.numpy import arrays
 from test_stream_reader import home, stream  # noqa: F401  fixtures
 
 from millstream.stream.boundaries import boundaries
-from millstream.stream.documents import Documents
 from millstream.stream.reader import Stream
 
 EOS = 0
@@ -37,13 +34,12 @@ def test_borders_follow_the_definition(tokens: np.ndarray) -> None:
     assert found.longest == max(np.diff(found.cu_seqlens))
 
 
-def test_borders_are_those_of_the_tables(stream: Stream, home: Path) -> None:  # noqa: F811
-    tables = Documents(home / "corpus", stream.manifest)
+def test_borders_are_those_of_the_tables(stream: Stream) -> None:  # noqa: F811
     eos = stream.manifest.tokenizer.eos_id
     seen = 0
     for step in range(1, 31):
         batch = stream.batch(step)
-        told = tables.of_sequences(stream.plan, stream.plan.locate(batch.indices))
+        told = stream.documents(step)
         found = boundaries(batch.tokens, eos)
         seq_len = batch.tokens.shape[1] - 1
         # Target i is input i + 1: a stretch of targets from i begins as an input one later.

@@ -15,9 +15,10 @@ from millstream.canonical import canonical_bytes
 from millstream.errors import RecipeError, UsageError
 from millstream.mixture.recipe import Mixture
 from millstream.stream.freeze import freeze_plan
-from millstream.stream.plan import Plan, plan_from_json, plan_to_json
+from millstream.stream.plan import Plan
+from millstream.stream.plan_json import plan_from_json, plan_to_json
 from millstream.stream.ring import epoch_offset
-from millstream.stream.segments import amend, initial_segments
+from millstream.stream.segments import segments_of
 from millstream.tokenize.manifest import DomainManifest, FileEntry, Manifest, TokenizerIdentity
 
 WEIGHTS = {"big": "0.6", "one": "0.01", "short": "0.015", "exact": "0.125", "rep": "0.25"}
@@ -49,7 +50,7 @@ def test_inverse_equals_brute_force_for_every_document(seed: int) -> None:
     hits: dict[str, dict[int, list[tuple[int, int]]]] = {name: defaultdict(list) for name in tokens}
     per_epoch: Counter[tuple[str, int]] = Counter()
     for index, (name, epoch, number) in enumerate(sequences):
-        offset = epoch_offset(seed, plan.ring(name), epoch)
+        offset = epoch_offset(seed, plan.pieces(name)[0], epoch)
         per_epoch[name, epoch] += 1
         for i in range(seq_len):
             hits[name][(offset + number * seq_len + 1 + i) % tokens[name]].append((index, epoch))
@@ -165,7 +166,7 @@ def test_two_phases_are_split_80_20_at_a_step_border() -> None:
     assert plan.total_steps == 100
     odd = frozen({"batch": 8, "steps": 7, "phases": TWO}, a=5000, b=5000)
     assert odd.phases[1].first == 48  # 4/5 of 56 is 44.8: the border at 48 is nearer than the one at 40
-    assert [s.first_step for s in initial_segments(odd)] == [1, 7]
+    assert [s.first_step for s in segments_of(odd)] == [1, 7]
 
 
 def test_a_token_budget_is_rounded_down_to_whole_steps() -> None:
@@ -219,33 +220,6 @@ def test_too_many_epochs_are_refused_with_numbers_that_work() -> None:
     assert frozen({**mixture, "max_epochs": "8"}, a=5000, b=500).consumed("b") == 400
     lower = [{"name": "pretrain", "weights": {"a": "0.5", "b": "0.166"}}]
     assert frozen({**mixture, "phases": lower}, a=9000, b=500).consumed("b") <= 200
-
-
-def test_amendments_start_at_allowed_steps_and_leave_the_past_alone() -> None:
-    plan = make_plan({"a": 9000, "b": 9000}, [(640, {"a": "1", "b": "1"}, 32)], seq_len=8, batch=16)
-    with pytest.raises(
-        UsageError, match="cannot begin at step 12, inside a window of 32 sequences; the next allowed step is 13"
-    ):
-        amend(plan, 12, weights={"a": "1"})
-    with pytest.raises(UsageError, match="no domain 'z'"):
-        amend(plan, 13, weights={"z": "1"})
-    amended = amend(plan, 13, weights={"a": "1", "b": "3"}, batch=24)
-    assert everything(amended)[:192] == everything(plan)[:192]
-    assert amended.total_steps == plan.total_steps
-    after = everything(amended)[192:]
-    assert Counter(name for name, _, _ in after) == {"a": 168, "b": 504}
-    assert len(set(everything(amended))) == amended.total_sequences
-    assert plan_from_json(plan_to_json(amended)) == amended
-
-
-def test_an_amendment_may_ask_for_exact_sequences() -> None:
-    plan = make_plan({"a": 9000, "b": 9000}, [(640, {"a": "1"}, 16)], seq_len=8, batch=16)
-    amended = amend(plan, 13, weights={"a": "1", "b": "=37"})
-    assert amended.consumed("b") == 37
-    assert Counter(name for name, _, _ in everything(amended)[192:]) == {"a": 448 - 37, "b": 37}
-    assert amended.phases[-1].weights == {"a": "1", "b": "=37"}
-    with pytest.raises(UsageError, match="exactly 449 of the phase's 448 sequences, which exceed it"):
-        amend(plan, 13, weights={"a": "1", "b": "=449"})
 
 
 def test_no_indices_are_located_to_no_sequences() -> None:

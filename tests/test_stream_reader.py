@@ -8,9 +8,11 @@ import pytest
 from corpora import build, recipe_dict, write_domain, write_recipe
 
 from millstream.errors import InputError, UsageError
+from millstream.stream.amend import Amendment, Span, amend
 from millstream.stream.freeze import freeze_plan
 from millstream.stream.reader import Stream, check_batches, open_stream
 from millstream.stream.shards import open_domain
+from millstream.stream.tombstones import masked_targets
 from millstream.tokenize.manifest import read_manifest
 
 MIXTURE: dict[str, Any] = {
@@ -47,8 +49,8 @@ def test_rows_are_the_rings_tokens_round_every_border(stream: Stream, home: Path
         domain = stream.manifest.domain(ring.name)
         assert len(domain.shards) > 1
         rings[ring.name] = open_domain(home / "corpus", domain, "uint16", domain.tokens).span(0, ring.tokens)
-    assert stream.plan.ring("news").limited
-    assert 700 < stream.plan.ring("news").tokens <= 800
+    assert stream.plan.pieces("news")[0].limited
+    assert 700 < stream.plan.pieces("news")[0].tokens <= 800
     wrapped = 0
     for step in range(1, 31):
         batch = stream.batch(step)
@@ -117,5 +119,67 @@ def test_what_does_not_divide_is_refused_with_what_would(stream: Stream) -> None
 def test_another_corpus_than_the_plans_is_refused(stream: Stream, tmp_path: Path) -> None:
     write_domain(tmp_path / "in", "law", 40)
     build(tmp_path, recipe_dict(tmp_path / "in", ["law"]))
-    with pytest.raises(InputError, match=r"holds corpus .*, the plan was made for"):
+    with pytest.raises(InputError, match=r"holds corpus .*; the plan was made for"):
         open_stream(stream.plan, tmp_path / "corpus")
+
+
+@pytest.fixture
+def changed(stream: Stream, home: Path) -> Stream:
+    """The stream after a swap, another batch, a skip and a takedown."""
+    law, news = stream.plan.pieces("law")[0], stream.plan.pieces("news")[0]
+    gone = (
+        Span(domain="law", corpus_id=law.corpus_id, start=100, end=900),
+        Span(domain="news", corpus_id=news.corpus_id, start=0, end=60),
+        Span(domain="news", corpus_id=news.corpus_id, start=60, end=61),
+        Span(domain="news", corpus_id=news.corpus_id, start=700, end=739),
+    )
+    plan = amend(stream.plan, Amendment(from_step=4, weights={"law": "1", "news": "1"}))
+    plan = amend(plan, Amendment(from_step=7, batch=12))
+    plan = amend(plan, Amendment(from_step=9, skip=2, takedowns=gone))
+    return open_stream(plan, home / "corpus")
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 6])
+@pytest.mark.parametrize("dtype", [None, np.int64])
+def test_iterating_gives_each_steps_batch_over_all_changes(changed: Stream, ahead: int, dtype: Any) -> None:
+    total = changed.plan.total_steps
+    assert {changed.plan.batch_of(step) for step in range(1, total + 1)} == {8, 12}
+    for first, stride in ((1, 1), (1, 2), (2, 3), (5, 1), (total, 1)):
+        found = list(changed.iterate(first, None, 1, 2, stride=stride, ahead=ahead, dtype=dtype))
+        assert [batch.step for batch in found] == list(range(first, total + 1, stride))
+        for batch in found:
+            expected = changed.batch(batch.step, 1, 2)
+            assert batch.tokens.dtype == (dtype or np.uint16)
+            for name in ("indices", "domains", "tokens", "buried"):
+                assert np.array_equal(getattr(batch, name), getattr(expected, name)), (name, batch.step)
+            assert (batch.first_index, batch.first_row) == (expected.first_index, expected.first_row)
+
+
+def test_a_batch_that_is_held_is_not_written_over(stream: Stream) -> None:
+    expected = [stream.batch(step).tokens.copy() for step in range(1, 31)]
+    views = [batch.tokens[3:, 5] for batch in stream.iterate()]
+    assert all(np.array_equal(view, tokens[3:, 5]) for view, tokens in zip(views, expected, strict=True))
+    addresses = {batch.tokens.ctypes.data for batch in stream.iterate()}
+    assert len(addresses) <= 3
+
+
+def test_what_was_taken_down_is_fed_as_eos_and_counts_for_no_loss(changed: Stream, stream: Stream) -> None:
+    eos = stream.manifest.tokenizer.eos_id
+    seen = 0
+    for step in range(1, changed.plan.total_steps + 1):
+        batch = changed.batch(step)
+        located = changed.plan.locate(batch.indices)
+        whole = changed.read(located)
+        stones = [s for s in changed.plan.tombstones if s.from_step <= step]
+        gone = np.zeros(whole.shape, bool)
+        for row, (number, start) in enumerate(zip(located.ring.tolist(), located.start.tolist(), strict=True)):
+            ring = changed.plan.rings[number]
+            at = (start + np.arange(whole.shape[1])) % ring.tokens
+            for stone in stones:
+                gone[row] |= (stone.domain == ring.name) & (at >= stone.start) & (at < stone.end)
+        assert np.array_equal(batch.tokens, np.where(gone, eos, whole))
+        masked = masked_targets(batch.buried, *np.subtract(whole.shape, (0, 1)))
+        assert np.array_equal(gone[:, 1:], np.zeros_like(gone[:, 1:]) if masked is None else masked)
+        assert len({(row, first) for row, first, _ in batch.buried.tolist()}) == len(batch.buried)
+        seen += len(batch.buried)
+    assert seen > 20

@@ -437,7 +437,7 @@ def test_processes_share_a_cache(local: Stream, server: str, url: str, tmp_path:
 @pytest.mark.parametrize("depth", [1, 2, 5])
 def test_no_more_is_read_ahead_than_agreed(depth: int) -> None:
     begun: list[int] = []
-    ahead = read_ahead(range(50), lambda n: (begun.append(n), n)[1], depth)
+    ahead = read_ahead(((begun.append(n), n)[1] for n in range(50)), depth)
     for taken, got in enumerate(ahead):
         assert got == taken
         # The consumer's own, and those ahead of it.
@@ -454,7 +454,7 @@ def test_an_error_comes_in_its_turn_and_ends_the_reading() -> None:
             raise InputError("the fourth")
         return n
 
-    ahead = read_ahead(range(50), work, 10)
+    ahead = read_ahead(map(work, range(50)), 10)
     assert [next(ahead) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(InputError, match="the fourth"):
         next(ahead)

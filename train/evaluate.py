@@ -22,8 +22,10 @@ def held_out_losses(engine: Any, stream: Stream, micro_batch: int) -> list[Value
     network = engine.module
     network.eval()
     values = []
-    for reader, name in zip(stream.readers, stream.plan.domains, strict=True):
-        held_out = open_holdout(reader.root, stream.manifest.domain(name), stream.manifest.tokenizer.dtype)
+    for name in stream.plan.domains:
+        # The one that the run began with, so that losses stay comparable when data is added.
+        corpus = stream.corpora[stream.plan.pieces(name)[0].corpus_id]
+        held_out = open_holdout(corpus.root, corpus.manifest.domain(name), corpus.manifest.tokenizer.dtype)
         if held_out is None or held_out.tokens < length + 1:
             continue
         count = min(MOST_SEQUENCES, (held_out.tokens - 1) // length)

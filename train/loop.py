@@ -6,8 +6,6 @@ writes; every rank hashes its own rows.
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +29,9 @@ from millstream.train.moe import balance
 from millstream.train.progress import TrainProgress
 from millstream.train.report import wandb_names
 from millstream.train.schedule import learning_rate
+
+AHEAD = 2
+"""Batches read while one is trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,12 +66,12 @@ def train_steps(
     rank, world = dist.get_rank(), dist.get_world_size()
     layers = moe_layers(engine.module)
     total = stream.plan.total_steps
-    for batch in _ahead(lambda step: stream.batch(step, rank, world), first, last):
+    for batch in stream.iterate(first, last, rank, world, ahead=AHEAD, dtype=np.int64):
         began = time.perf_counter()
         rate = learning_rate(batch.step, total, train.optimizer.lr, train.schedule)
         set_learning_rate(engine, rate)
         set_batch(engine, stream.plan.batch_of(batch.step))
-        tokens = torch.from_numpy(batch.tokens.astype(np.int64)).to(engine.device)
+        tokens = torch.from_numpy(batch.tokens).to(engine.device)
         fed = _feed(engine, batch, tokens, train.micro_batch)
         load = balance(layers, train.router_bias_rate)
         numbers = _numbers(engine, stream, fed, load, rate, time.perf_counter() - began)
@@ -82,25 +83,16 @@ def train_steps(
             _checkpoint(engine, run.path, batch.step, attempt, train.keep_checkpoints, recorder)
 
 
-def _ahead(read: Callable[[int], Batch], first: int, last: int) -> Iterator[Batch]:
-    """Batches in order, the next one read while the last is trained on."""
-    with ThreadPoolExecutor(1) as reader:
-        coming = reader.submit(read, first)
-        for step in range(first, last + 1):
-            batch = coming.result()
-            if step < last:
-                coming = reader.submit(read, step + 1)
-            yield batch
-
-
 def _feed(engine: Any, batch: Batch, tokens: Tensor, micro_batch: int) -> Fed:
     """Run forward, backward and update over a rank's rows, and gather what was fed."""
     parts = tokens.split(micro_batch)
     losses, leaves = [], []
     outputs = run_micro_batches(engine, parts)
-    for part, indices, output in zip(parts, batch.indices.reshape(-1, micro_batch), outputs, strict=True):
+    for number, (part, output) in enumerate(zip(parts, outputs, strict=True)):
+        first = number * micro_batch
+        gone = batch.buried[(batch.buried[:, 0] >= first) & (batch.buried[:, 0] < first + micro_batch)] - (first, 0, 0)
         # The digest is of the very tensor that the engine got, after it was used.
-        leaves.append(leaf_hashes(indices, part.cpu().numpy()))
+        leaves.append(leaf_hashes(batch.indices[first : first + micro_batch], part.cpu().numpy(), gone))
         losses.append(output.per_sequence)
     engine.step()
     gathered = [

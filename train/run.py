@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millstream.audit.corpora import open_corpora
 from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.replay import check_recent_roots
 from millstream.audit.runs import Run, create_run, environment, is_run, open_run, require_same
@@ -22,7 +23,7 @@ from millstream.errors import InputError, MillstreamError, RecipeError, UsageErr
 from millstream.mixture.load import load_recipe
 from millstream.places import corpus_folder, run_folder
 from millstream.stream.freeze import freeze_plan
-from millstream.stream.reader import Stream, check_batches, open_stream
+from millstream.stream.reader import check_batches, open_stream
 from millstream.tokenize.manifest import read_manifest
 from millstream.train.checkpoint import INDEX, digest_of, load_checkpoint
 from millstream.train.launch import FAILURE, WATCHED
@@ -76,7 +77,7 @@ def _train(arguments: argparse.Namespace) -> None:
                 start = error
         start = _from_rank_0(start)
         run = open_run(run_dir)
-        stream = open_stream(run.plan, corpus_root)
+        stream = open_stream(run.plan, open_corpora(run, corpus_root).values())
         engine = build_engine(recipe.model, recipe.train, stream.manifest.tokenizer.vocab_size, run.plan.batch_of(1))
         if start.checkpoint is not None:
             load_checkpoint(engine, run_dir / start.checkpoint)
@@ -112,14 +113,15 @@ def _begin(
     ledger = stack.enter_context(open_ledger(run_dir))
     run = open_run(run_dir)
     require_same(run, recipe, plan)
-    stream = open_stream(run.plan, corpus_root)
+    plan = run.plan
+    check_batches(plan, world, recipe.train.micro_batch)
     step, checkpoint = newest_checkpoint(run)
-    check_recent_roots(run, stream, step)
+    check_recent_roots(run, open_corpora(run, corpus_root), step)
     last = min(arguments.until or plan.total_steps, plan.total_steps)
     if step >= last:
         raise UsageError(f"{run_dir}: step {step} is done already; nothing to train up to step {last}")
     attempt = len(run.attempts) + 1
-    ledger.append("attempt", _attempt_body(run, stream, attempt, step, world))
+    ledger.append("attempt", _attempt_body(run, attempt, step, world))
     ledger.sync()
     return ledger, Start(attempt=attempt, checkpoint=checkpoint, first=step + 1, last=last)
 
@@ -134,8 +136,7 @@ def newest_checkpoint(run: Run) -> tuple[int, str | None]:
     """
     for saved in sorted(run.checkpoints, key=lambda c: (c.step, c.attempt), reverse=True):
         folder = run.path / saved.path
-        gone = any(a.number > saved.attempt and a.checkpoint_step < saved.step for a in run.attempts)
-        if gone or not (folder / INDEX).is_file():
+        if run.given_up(saved) or not (folder / INDEX).is_file():
             continue
         if digest_of(folder) != saved.digest:
             raise InputError(f"{folder}: not the checkpoint that the ledger names; remove it to use an older one")
@@ -143,7 +144,7 @@ def newest_checkpoint(run: Run) -> tuple[int, str | None]:
     return 0, None
 
 
-def _attempt_body(run: Run, stream: Stream, attempt: int, step: int, world: int) -> dict[str, Any]:
+def _attempt_body(run: Run, attempt: int, step: int, world: int) -> dict[str, Any]:
     import torch
 
     return {
@@ -157,7 +158,7 @@ def _attempt_body(run: Run, stream: Stream, attempt: int, step: int, world: int)
         "threads": torch.get_num_threads(),
         "hosts": [socket.gethostname()],
         "versions": environment()["libraries"],
-        "corpus": stream.manifest.corpus_id,
+        "corpora": list(run.plan.corpus_ids),
     }
 
 

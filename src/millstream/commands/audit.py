@@ -7,6 +7,7 @@ import polars as pl
 import typer
 
 from millstream import show
+from millstream.audit.corpora import open_corpora
 from millstream.audit.document import DocumentAudit, audit_document, hex_keys
 from millstream.audit.lookup import Question, question, question_from_file
 from millstream.audit.mixture import audit_mixture
@@ -16,9 +17,8 @@ from millstream.audit.verify import Check, verify_run
 from millstream.commands.options import AsJson, CorpusPlace, RunName
 from millstream.errors import CheckFailed, UsageError
 from millstream.places import existing_run
-from millstream.stream.documents import Documents
-from millstream.stream.reader import Stream, open_stream
-from millstream.stream.roots import Root, open_root
+from millstream.stream.corpora import Corpus
+from millstream.stream.reader import open_stream
 from millstream.tokenize.decode import decoder, decoder_of
 
 app = typer.Typer(help="Ask what a run saw, when, and check its record.", no_args_is_help=True)
@@ -33,6 +33,9 @@ def step_command(
     text: Annotated[bool, typer.Option("--text", help="Show the text of each document's stretch.")] = False,
     row: Annotated[int | None, typer.Option(help="Only this row of the batch.")] = None,
     all_rows: Annotated[bool, typer.Option("--all", help=f"List every document, not the first {SHOWN}.")] = False,
+    attempt: Annotated[
+        int | None, typer.Option(help="As this attempt fed it, where the plan was changed since.")
+    ] = None,
     corpus: CorpusPlace = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,15 +43,15 @@ def step_command(
 
     Example: millstream audit step demo 120 --text --row 3
     """
-    run, root, stream = _open(run_name, corpus)
-    audit = audit_step(run, Documents(root, stream.manifest), step)
+    run, corpora = _open(run_name, corpus)
+    audit = audit_step(run, corpora, step, attempt)
     documents = audit.documents
     if row is not None:
         if not 0 <= row < audit.sequences:
             raise UsageError(f"row {row} is outside the step, which has rows 0 to {audit.sequences - 1}")
         documents = documents.filter(pl.col("row") == row)
     if text:
-        documents = _with_text(documents, audit, stream, root)
+        documents = _with_text(documents, audit, corpora)
     if as_json:
         show.json(_step_json(audit, documents))
     else:
@@ -74,8 +77,8 @@ def doc_command(
     if (asked is None) == (file is None):
         raise UsageError("audit doc: give either a key, id or URL, or --file")
     wanted = question_from_file(file) if file is not None else question(asked or "")
-    run, root, stream = _open(run_name, corpus)
-    audits = audit_document(run, root, stream.manifest, wanted)
+    run, corpora = _open(run_name, corpus)
+    audits = audit_document(run, corpora, wanted)
     if as_json:
         show.json({"run": run.info["name"], "asked": _asked(wanted), "found": [_doc_json(a) for a in audits]})
         return
@@ -96,8 +99,8 @@ def why_command(
 
     Example: millstream audit why demo sympy:sympy/geometry/line.py:32
     """
-    run, root, stream = _open(run_name, corpus)
-    audits = audit_document(run, root, stream.manifest, question(asked))
+    run, corpora = _open(run_name, corpus)
+    audits = audit_document(run, corpora, question(asked))
     dropped = [audit for audit in audits if audit.state == "excluded"]
     if as_json:
         show.json({"run": run.info["name"], "asked": asked, "dropped": [_doc_json(a) for a in dropped]})
@@ -132,7 +135,7 @@ def verify_command(run_name: RunName, corpus: CorpusPlace = None, as_json: AsJso
     """
     run = open_run(existing_run(run_name))
     checks: list[Check] = []
-    for check in verify_run(run, _root(run, corpus)):
+    for check in verify_run(run, corpus):
         checks.append(check)
         if not as_json:
             show.line(f"{'ok' if not check.findings else 'FAILED':<7} {check.name:<12} {check.looked_at:,} looked at")
@@ -145,22 +148,19 @@ def verify_command(run_name: RunName, corpus: CorpusPlace = None, as_json: AsJso
         raise CheckFailed(f"{run.path}: {wrong} finding{'s' if wrong > 1 else ''}; the record does not hold")
 
 
-def _open(run_name: str, corpus: str | None) -> tuple[Run, Root, Stream]:
+def _open(run_name: str, corpus: str | None) -> tuple[Run, dict[str, Corpus]]:
     run = open_run(existing_run(run_name))
-    root = _root(run, corpus)
-    return run, root, open_stream(run.plan, root)
+    return run, open_corpora(run, corpus)
 
 
-def _root(run: Run, corpus: str | None) -> Root:
-    return open_root(corpus) if corpus else run.corpus_root
-
-
-def _with_text(documents: pl.DataFrame, audit: StepAudit, stream: Stream, root: Root) -> pl.DataFrame:
-    if isinstance(root, Path):
-        decode = decoder(root, stream.manifest)
+def _with_text(documents: pl.DataFrame, audit: StepAudit, corpora: dict[str, Corpus]) -> pl.DataFrame:
+    # One tokenizer a run: the first corpus's is all corpora's.
+    first = next(iter(corpora.values()))
+    if isinstance(first.root, Path):
+        decode = decoder(first.root, first.manifest)
     else:
-        decode = decoder_of(root.read(stream.manifest.tokenizer.file))
-    tokens = stream.read(audit.located)
+        decode = decoder_of(first.root.read(first.manifest.tokenizer.file))
+    tokens = open_stream(audit.plan, corpora.values()).read(audit.located)
     # Target i of a sequence is its token i + 1.
     spans = documents.select("row", "first", "last").iter_rows()
     return documents.with_columns(
@@ -218,6 +218,7 @@ def _doc_json(audit: DocumentAudit) -> dict[str, Any]:
     return {
         "state": audit.state,
         "domain": audit.domain,
+        "corpus_id": audit.corpus_id,
         "document": hex_keys(audit.document),
         "exposures": audit.exposures,
         "kept_instead": _doc_json(audit.twin) if audit.twin else None,

@@ -7,6 +7,7 @@ import polars as pl
 import typer
 
 from millstream import show
+from millstream.audit.corpora import open_corpora
 from millstream.audit.runs import Run, is_run, open_run, require_same
 from millstream.audit.step import audit_step
 from millstream.commands.audit import doc_command, mixture_command, step_command, verify_command
@@ -16,7 +17,6 @@ from millstream.commands.plan import required_mixture
 from millstream.errors import RecipeError
 from millstream.mixture.load import load_recipe
 from millstream.places import corpus_folder, run_folder
-from millstream.stream.documents import Documents
 from millstream.stream.freeze import freeze_plan
 from millstream.stream.reader import check_batches
 from millstream.tokenize.manifest import check_size, read_manifest
@@ -88,8 +88,7 @@ def run(
 def _three_answers(run: Run, corpus_root: Path) -> None:
     """Ask the run three real questions: a step, a document of that step, a dropped duplicate."""
     step = min(120, run.last_step)
-    documents = Documents(corpus_root, read_manifest(corpus_root))
-    seen = audit_step(run, documents, step).documents
+    seen = audit_step(run, open_corpora(run, corpus_root), step).documents
     _question(f"Which documents were seen at step {step}?", f"step {run.path} {step} --row 0")
     step_command(str(run.path), step, row=0, corpus=str(corpus_root))
     doc_id = str(seen.filter(pl.col("row") == 0)["doc_id"][0])
