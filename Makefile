@@ -23,6 +23,9 @@ lint: $(VENV)/.dev
 
 bench: bench-scale bench-stream bench-curation bench-memory
 
+bench-stream: $(VENV)/.dev $(VENV)-peers/.made
+	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/stream.py --peers $(VENV)-peers/bin/python
+
 bench-%: $(VENV)/.dev
 	@OMP_NUM_THREADS=1 $(BIN)/python benchmarks/$*.py
 
@@ -39,5 +42,12 @@ $(VENV)/.dev: $(VENV)/bin/python pyproject.toml constraints.txt
 	@$(PIP) --editable ".[train,filters,urls,language,demo,dev]"
 	@touch $@ $(VENV)/.demo
 
+# An environment of their own, since each wants other versions of what it stands on.
+$(VENV)-peers/.made: benchmarks/peers.txt
+	$(PYTHON) -m venv $(VENV)-peers
+	@echo "installing the loaders that ours is compared with into $(VENV)-peers"
+	@$(VENV)-peers/bin/python -m pip install --quiet --disable-pip-version-check --requirement benchmarks/peers.txt
+	@touch $@
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info src/*.egg-info
+	rm -rf $(VENV) $(VENV)-peers build dist *.egg-info src/*.egg-info

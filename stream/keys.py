@@ -23,10 +23,11 @@ def plan_key(*fields: str | int) -> bytes:
 def plan_keys(*fields: str | int, last: Iterable[int]) -> list[bytes]:
     """``plan_key(*fields, number)`` of each number in ``last``; the fields are hashed once."""
     state = hashlib.sha256(DOMAIN_SEPARATOR + b"".join(map(_field, fields)))
+    lengths = [size.to_bytes(4, "little") for size in range(21)]
     keys = []
     for number in last:
-        each = state.copy()
-        each.update(_field(number))
+        text, each = b"%d" % number, state.copy()
+        each.update(lengths[len(text)] + text)
         keys.append(each.digest())
     return keys
 

@@ -46,12 +46,12 @@ def invert(key: bytes, size: int, index: ArrayLike) -> U64:
     return invert_groups([key], [size], np.zeros(flat.size, np.intp), flat).reshape(shape)
 
 
-def permute_groups(keys: Sequence[bytes], sizes: Sequence[int], group: NDArray[np.intp], index: U64) -> U64:
+def permute_groups(keys: Sequence[bytes], sizes: ArrayLike, group: NDArray[np.intp], index: U64) -> U64:
     """Permute each ``index[i]`` under ``keys[group[i]]`` and ``sizes[group[i]]``; uint64 (n,)."""
     return _apply(keys, sizes, group, index, _tables, _rounds)
 
 
-def invert_groups(keys: Sequence[bytes], sizes: Sequence[int], group: NDArray[np.intp], index: U64) -> U64:
+def invert_groups(keys: Sequence[bytes], sizes: ArrayLike, group: NDArray[np.intp], index: U64) -> U64:
     """The inverse of ``permute_groups`` for the same keys, sizes and groups; uint64 (n,)."""
     return _apply(keys, sizes, group, index, _inverse_tables, _rounds_back)
 
@@ -102,17 +102,18 @@ def _flat(index: ArrayLike) -> tuple[U64, tuple[int, ...]]:
 
 def _apply(
     keys: Sequence[bytes],
-    sizes: Sequence[int],
+    sizes: ArrayLike,
     group: NDArray[np.intp],
     index: U64,
     tables: Callable[[U64, int], U64],
     rounds: Callable[[U64, "_Network"], U64],
 ) -> U64:
-    if not len(sizes) and not index.size:
+    given = np.asarray(sizes)
+    if not given.size and not index.size:
         return index.copy()
-    if not len(sizes) or min(sizes) < 1 or max(sizes) > MAX_SIZE:
-        raise ValueError(f"permutation sizes must lie in 1..2^40, found {list(sizes)[:4]}")
-    bounds = np.array(sizes, np.uint64)
+    if not given.size or given.min() < 1 or given.max() > MAX_SIZE:
+        raise ValueError(f"permutation sizes must lie in 1..2^40, found {given[:4].tolist()}")
+    bounds = given.astype(np.uint64)
     size_of = bounds[group]
     if (index >= size_of).any():
         raise ValueError("index outside the permutation")
@@ -125,7 +126,7 @@ def _apply(
     chosen = np.flatnonzero(size_of > TABLE_LIMIT)
     if chosen.size:
         used, row = distinct(group[chosen])
-        network = _network([keys[k] for k in used.tolist()], [sizes[k] for k in used.tolist()], row)
+        network = _network([keys[k] for k in used.tolist()], bounds[used].tolist(), row)
         out[chosen] = _walk(index[chosen], network, rounds)
     return out
 

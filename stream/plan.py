@@ -277,7 +277,7 @@ class Plan:
         numbers, inside = np.divmod(places, window)
         used, group = distinct(numbers)
         keys = plan_keys(self.seed, "window", phase.number, last=used.tolist())
-        sizes = [min(phase.window, phase.length - k * phase.window) for k in used.tolist()]
+        sizes = np.minimum(phase.window, phase.length - used.astype(np.int64) * phase.window)
         moved: U64 = move(keys, sizes, group, inside)
         return numbers * window + moved
 

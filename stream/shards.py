@@ -106,8 +106,8 @@ class DomainReader:
 
     def _piece(self, start: int, most: int) -> Tokens:
         """A view of the tokens from ``start`` to the end of their chunk, the ring or ``most``."""
-        shard = self.shard(int(np.searchsorted(self._starts, start, side="right")) - 1)
-        chunk = int(np.searchsorted(shard.starts, start, side="right")) - 1
+        shard = self.shard(int(self._starts.searchsorted(start, "right")) - 1)
+        chunk = int(shard.starts.searchsorted(start, "right")) - 1
         inside = start - int(shard.starts[chunk])
         count = min(int(shard.counts[chunk]) - inside, most, self.tokens - start)
         first = int(shard.offsets[chunk]) + inside

@@ -88,8 +88,6 @@ class Places:
 
     tokens: list[Tokens | None]
     first: list[int]
-    missing: list[int]
-    """How many of the rows before each, and of all, are to be put together."""
 
 
 def find_places(readers: Readers, located: Sequences, length: int) -> Places:
@@ -107,31 +105,34 @@ def find_places(readers: Readers, located: Sequences, length: int) -> Places:
             shards += [reader.shard(n).tokens if n in used else None for n in range(len(reader.shards))]
     # What lies nowhere has number -1, the last.
     shards.append(None)
-    missing = np.zeros(numbers.size + 1, np.int64)
-    np.cumsum(numbers < 0, out=missing[1:])
-    return Places([shards[n] for n in numbers.tolist()], firsts.tolist(), missing.tolist())
+    return Places([shards[n] for n in numbers.tolist()], firsts.tolist())
 
 
 def copy_rows(readers: Readers, located: Sequences, places: Places, rows: slice, out: NDArray[Any]) -> None:
     """Copy rows of located sequences: ``out`` (rows, length), converting where its dtype is wider."""
     length = out.shape[1]
-    tokens, first = places.tokens[rows], places.first[rows]
-    if places.missing[rows.start] == places.missing[rows.stop]:
-        views = [shard[at : at + length] for shard, at in zip(tokens, first, strict=True)]  # type: ignore[index]
-        np.concatenate(views, out=out.reshape(-1))
-        return
+    rest = []
+    for row, (shard, first) in enumerate(zip(places.tokens[rows], places.first[rows], strict=True)):
+        if shard is None:
+            rest.append(row)
+        else:
+            out[row] = shard[first : first + length]
+    if rest:
+        _put_together(readers, located, rows.start, rest, out)
+
+
+def _put_together(readers: Readers, located: Sequences, start: int, rows: list[int], out: NDArray[Any]) -> None:
+    """Fill rows of ``out`` that lie across a border, or in a store."""
     stored: dict[int, list[int]] = {}
-    for row, (shard, at) in enumerate(zip(tokens, first, strict=True)):
-        ring = int(located.ring[rows.start + row])
+    for row in rows:
+        ring = int(located.ring[start + row])
         reader = readers[ring]
-        if shard is not None:
-            out[row] = shard[at : at + length]
-        elif isinstance(reader, DomainReader):
-            reader.fill(int(located.start[rows.start + row]), out[row])
+        if isinstance(reader, DomainReader):
+            reader.fill(int(located.start[start + row]), out[row])
         else:
             stored.setdefault(ring, []).append(row)
     if stored:
-        _copy_stored(readers, located.start[rows], stored, out)
+        _copy_stored(readers, located.start[start : start + len(out)], stored, out)
 
 
 def _copy_stored(readers: Readers, starts: NDArray[np.int64], rows_of: dict[int, list[int]], out: NDArray[Any]) -> None:

@@ -147,7 +147,7 @@ def train(
         rows = rows_of(step, grows)
         set_batch(engine, rows)
         mine = batch(step, rows)[rank * rows // world : (rank + 1) * rows // world]
-        outputs = run_micro_batches(engine, mine.split(settings.micro_batch))
+        outputs = run_micro_batches(engine, [(part, None) for part in mine.split(settings.micro_batch)])
         total = sum((output.per_sequence.double().sum() for output in outputs), torch.zeros((), dtype=torch.float64))
         engine.step()
         balance(moe_layers(engine.module), settings.router_bias_rate)
@@ -175,6 +175,33 @@ def test_losses_equal_an_independent_reference(
     assert reference[-1] < reference[0] - 0.5, "it learns"
     assert all(result["biases"] == results[0]["biases"] for result in results)
     assert np.abs(results[0]["biases"]).max() > 0
+
+
+def test_masked_targets_are_not_learned_and_the_others_weigh_what_they_did() -> None:
+    network = CausalLM(MODEL, VOCAB, z_loss=1e-3)
+    initialise(network, MODEL, TRAIN.seed)
+    tokens = batch(1)
+    masked = torch.zeros(BATCH, LENGTH - 1, dtype=torch.bool)
+    masked[1, 3:9] = masked[4] = True
+    found = network(tokens, masked)
+    logits = network.logits(tokens[:, :-1])
+    targets = tokens[:, 1:].masked_fill(masked, -100)
+    nats = F.cross_entropy(logits.transpose(1, 2), targets, ignore_index=-100, reduction="none")
+    squares = logits.logsumexp(-1).square()[~masked]
+    expected = (nats.sum() + 1e-3 * squares.sum()) / masked.numel()
+    torch.testing.assert_close(found.total, expected)
+    torch.testing.assert_close(found.per_sequence, nats.mean(-1).detach())
+    assert found.per_sequence[4] == 0
+    torch.testing.assert_close(network(tokens, torch.zeros_like(masked)).total, network(tokens).total)
+    # What the masked targets are makes no difference, to the gradients neither.
+    other = tokens.clone()
+    other[4, -1] = (other[4, -1] + 1) % VOCAB
+    gradients = []
+    for given in (tokens, other):
+        network.zero_grad()
+        network(given, masked).total.backward()
+        gradients.append(network.lm_head.weight.grad.clone())
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("world", [1, 2])

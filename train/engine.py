@@ -116,14 +116,18 @@ def set_batch(engine: Any, sequences: int) -> None:
         engine.optimizer.gradient_accumulation_steps = engine.gradient_accumulation_steps()
 
 
-def run_micro_batches(engine: Any, micro_batches: Sequence[Tensor]) -> Iterator[Losses]:
+def run_micro_batches(engine: Any, micro_batches: Sequence[tuple[Tensor, Tensor | None]]) -> Iterator[Losses]:
     """Forward and backward of each micro-batch; the caller takes ``engine.step()`` after the last.
 
     The border is set by hand: the engine's own counter would be out of step after the batch has changed.
+
+    Args:
+        engine: DeepSpeed's.
+        micro_batches: tokens (rows, seq_len + 1), and where some are taken down the masked targets (rows, seq_len).
     """
-    for number, tokens in enumerate(micro_batches, 1):
+    for number, (tokens, masked) in enumerate(micro_batches, 1):
         engine.set_gradient_accumulation_boundary(number == len(micro_batches))
-        output: Losses = engine(tokens)
+        output: Losses = engine(tokens, masked)
         engine.backward(output.total)
         yield output
 

@@ -20,6 +20,7 @@ from millstream.audit.feed import leaf_hashes, step_root
 from millstream.audit.ledger import Ledger
 from millstream.audit.runs import Run
 from millstream.stream.reader import Batch, Stream
+from millstream.stream.tombstones import masked_targets
 from millstream.train.checkpoint import prune, save_checkpoint
 from millstream.train.engine import run_micro_batches, set_batch, set_learning_rate
 from millstream.train.evaluate import held_out_losses
@@ -85,14 +86,20 @@ def train_steps(
 
 def _feed(engine: Any, batch: Batch, tokens: Tensor, micro_batch: int) -> Fed:
     """Run forward, backward and update over a rank's rows, and gather what was fed."""
-    parts = tokens.split(micro_batch)
+    gone = masked_targets(batch.buried, len(tokens), tokens.shape[1] - 1)
+    masks = [None] * len(tokens) if gone is None else torch.from_numpy(gone).to(engine.device).split(micro_batch)
+    parts = list(zip(tokens.split(micro_batch), masks, strict=False))
     losses, leaves = [], []
     outputs = run_micro_batches(engine, parts)
-    for number, (part, output) in enumerate(zip(parts, outputs, strict=True)):
+    for number, ((part, _), output) in enumerate(zip(parts, outputs, strict=True)):
         first = number * micro_batch
-        gone = batch.buried[(batch.buried[:, 0] >= first) & (batch.buried[:, 0] < first + micro_batch)] - (first, 0, 0)
+        stones = batch.buried[(batch.buried[:, 0] >= first) & (batch.buried[:, 0] < first + micro_batch)] - (
+            first,
+            0,
+            0,
+        )
         # The digest is of the very tensor that the engine got, after it was used.
-        leaves.append(leaf_hashes(batch.indices[first : first + micro_batch], part.cpu().numpy(), gone))
+        leaves.append(leaf_hashes(batch.indices[first : first + micro_batch], part.cpu().numpy(), stones))
         losses.append(output.per_sequence)
     engine.step()
     gathered = [

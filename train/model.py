@@ -143,12 +143,20 @@ class CausalLM(nn.Module):
         """Logits in fp32, (B, S, vocabulary)."""
         return self.lm_head(self.model(tokens_BS)).float()
 
-    def forward(self, tokens: Tensor) -> Losses:
-        """Losses of whole sequences, (B, S + 1): inputs and, shifted by one, targets."""
+    def forward(self, tokens: Tensor, masked: Tensor | None = None) -> Losses:
+        """Losses of whole sequences.
+
+        Args:
+            tokens: (B, S + 1): inputs and, shifted by one, targets.
+            masked: bool (B, S), targets that were taken down: they count as 0 nats, and means are still over S, so
+                that every other target weighs what it weighed before.
+        """
         logits = self.logits(tokens[:, :-1])
         normaliser = torch.logsumexp(logits, -1)
         target = logits.gather(-1, tokens[:, 1:, None]).squeeze(-1)
         nats = normaliser - target
+        if masked is not None:
+            nats, normaliser = nats.masked_fill(masked, 0), normaliser.masked_fill(masked, 0)
         total = nats.mean() + self.z_loss * normaliser.square().mean()
         for layer in moe_layers(self):
             total = total + self.router_z_loss * layer.take_z_loss()
