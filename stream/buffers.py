@@ -2,10 +2,14 @@
 
 import sys
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
+
+Allocate = Callable[[tuple[int, ...], DTypeLike], NDArray[Any]]
+"""From a shape and a dtype, an array of undefined content."""
 
 
 class Buffers:
@@ -14,10 +18,11 @@ class Buffers:
     Args:
         dtype: of the arrays.
         most: arrays in the ring; one that is still held when its turn comes is left to its holder.
+        allocate: makes them.
     """
 
-    def __init__(self, dtype: DTypeLike, most: int) -> None:
-        self.dtype, self.most = dtype, most
+    def __init__(self, dtype: DTypeLike, most: int, allocate: Allocate = np.empty) -> None:
+        self.dtype, self.most, self.allocate = dtype, most, allocate
         self._ring: deque[NDArray[Any]] = deque()
 
     def take(self, shape: tuple[int, ...]) -> NDArray[Any]:
@@ -25,6 +30,6 @@ class Buffers:
         array = self._ring.popleft() if len(self._ring) >= self.most else None
         # The local name and the call's argument; a view or a tensor over the array would be a third.
         if array is None or array.shape != shape or sys.getrefcount(array) > 2:
-            array = np.empty(shape, self.dtype)
+            array = self.allocate(shape, self.dtype)
         self._ring.append(array)
         return array

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from millstream.errors import UsageError
-from millstream.stream.buffers import Buffers
+from millstream.stream.buffers import Allocate, Buffers
 from millstream.stream.corpora import Corpora, Corpus, corpora_of, open_corpus
 from millstream.stream.permutation import U64
 from millstream.stream.plan import Plan, Sequences
@@ -93,6 +93,7 @@ class Stream:
         stride: int = 1,
         ahead: int | None = None,
         dtype: DTypeLike | None = None,
+        allocate: Allocate = np.empty,
     ) -> Iterator[Batch]:
         """Batches of steps ``first``, ``first + stride``, ... up to ``last``; the fast way to read.
 
@@ -109,14 +110,15 @@ class Stream:
             ahead: batches that a thread reads before they are asked for; by default 2 from a store and 0 from a
                 local folder. No more than that are held beside the consumer's own.
             dtype: of the tokens, by default the corpus's. Converting while copying costs little.
+            allocate: makes the memory of the tokens; ``torch_data.page_locked`` where they go to a GPU.
         """
         steps = range(first, (self.plan.total_steps if last is None else last) + 1, stride)
         remote = any(isinstance(reader.root, Store) for reader in self.readers)
         depth = (AHEAD if remote else 0) if ahead is None else ahead
         if not depth:
-            return self._batches(steps, rank, world, dtype, 2)
+            return self._batches(steps, rank, world, dtype, 2, allocate)
         stop = Event()
-        batches = self._until(stop)._batches(steps, rank, world, dtype, depth + 3)
+        batches = self._until(stop)._batches(steps, rank, world, dtype, depth + 3, allocate)
         # Threads that hand over one small batch at a time do little else.
         several = 1 if remote else max(1, depth // 2)
         return _one_by_one(read_ahead(_grouped(batches, several), depth // several, stop))
@@ -136,8 +138,10 @@ class Stream:
         located = self.plan.locate(np.arange(*self.plan.span(step), dtype=np.uint64))
         return documents_of(self.corpora, self.plan, located)
 
-    def _batches(self, steps: range, rank: int, world: int, dtype: DTypeLike | None, most: int) -> Iterator[Batch]:
-        buffers = Buffers(self.readers[0].dtype if dtype is None else np.dtype(dtype), most)
+    def _batches(
+        self, steps: range, rank: int, world: int, dtype: DTypeLike | None, most: int, allocate: Allocate
+    ) -> Iterator[Batch]:
+        buffers = Buffers(self.readers[0].dtype if dtype is None else np.dtype(dtype), most, allocate)
         mapped = all(isinstance(reader.root, Path) for reader in self.readers)
         for stretch in stretches(self.plan, steps, rank, world):
             # Shards of a store come into the cache as they are wanted, so their places are found a step at a time.

@@ -5,11 +5,12 @@ of ``n`` takes every n-th step, and the loader collects from the workers in turn
 depend on their number, and the state is the next step alone.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import DTypeLike, NDArray
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from millstream.errors import InputError
@@ -82,14 +83,46 @@ class StepIterator(IterableDataset[Item]):
 def as_item(batch: Batch) -> Item:
     """A batch as tensors.
 
-    ``tokens`` int64 (rows, seq_len + 1), ``domains`` int64 (rows,), ``step``, ``first_index``; where takedowns fall
-    into the batch, ``masked`` bool (rows, seq_len): targets that count for no loss.
+    ``tokens`` int64 (rows, seq_len + 1), ``domains`` int64 (rows,), ``step``, ``first_index`` of the whole step and
+    ``first_row`` of this rank in it; where takedowns fall into the batch, ``masked`` bool (rows, seq_len): targets
+    that count for no loss.
     """
     item = {
         "step": batch.step,
         "first_index": batch.first_index,
+        "first_row": batch.first_row,
         "tokens": torch.from_numpy(batch.tokens.astype(np.int64, copy=False)),
         "domains": torch.from_numpy(batch.domains),
     }
     masked = masked_targets(batch.buried, batch.tokens.shape[0], batch.tokens.shape[1] - 1)
     return item if masked is None else item | {"masked": torch.from_numpy(masked)}
+
+
+def as_samples(items: Iterable[Item]) -> Iterator[Item]:
+    """Items as webdataset samples, one a sequence: a stage of its pipelines.
+
+    ``DataPipeline(StepIterator(stream), as_samples, ...)`` then takes shuffles, maps and batches as any other source
+    does. ``__key__`` is the global index; ``tokens`` int64 (seq_len + 1,), ``domain`` a number, ``step``, and where
+    some are taken down ``masked`` bool (seq_len,).
+    """
+    for item in items:
+        for row, tokens in enumerate(item["tokens"]):
+            sample = {
+                "__key__": f"{item['first_index'] + item['first_row'] + row:012}",
+                "__url__": f"step-{item['step']:08}",
+                "step": item["step"],
+                "tokens": tokens,
+                "domain": int(item["domains"][row]),
+            }
+            yield sample | {"masked": item["masked"][row]} if "masked" in item else sample
+
+
+def page_locked(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
+    """Memory that a GPU copies from while the processor goes on; for ``Stream.iterate``'s ``allocate``.
+
+    Raises:
+        RuntimeError: no accelerator is there.
+    """
+    like = torch.from_numpy(np.empty(0, dtype)).dtype
+    array: NDArray[Any] = torch.empty(shape, dtype=like, pin_memory=True).numpy()
+    return array

@@ -108,6 +108,62 @@ def test_the_state_is_the_next_step_and_belongs_to_its_plan(stream: Stream) -> N
     assert by_number[6]["step"] == 7
 
 
+@pytest.mark.parametrize("workers", [0, 3])
+def test_a_stateful_loader_goes_on_where_its_state_was_taken(stream: Stream, workers: int) -> None:
+    from torchdata.stateful_dataloader import StatefulDataLoader
+
+    from millstream.stream.torch_data import StepIterator
+
+    def loader() -> Any:
+        context = "fork" if workers else None
+        dataset = StepIterator(stream, next_step=4)
+        return StatefulDataLoader(dataset, batch_size=None, num_workers=workers, multiprocessing_context=context)
+
+    whole = [(item["step"], item["tokens"].tolist()) for item in loader()]
+    assert [step for step, _ in whole] == list(range(4, 31))
+    first = loader()
+    items = iter(first)
+    taken = [next(items)["step"] for _ in range(7)]
+    assert taken == list(range(4, 11))
+    again = loader()
+    again.load_state_dict(first.state_dict())
+    assert [(item["step"], item["tokens"].tolist()) for item in again] == whole[7:]
+
+
+def test_webdataset_pipelines_take_the_stream_as_a_source(changed: Stream) -> None:
+    import webdataset
+
+    from millstream.stream.torch_data import StepIterator, as_samples
+
+    pipeline = webdataset.DataPipeline(StepIterator(changed, rank=1, world=2), as_samples)
+    samples = iter(pipeline)
+    masked = 0
+    for step in range(1, changed.plan.total_steps + 1):
+        batch = changed.batch(step, 1, 2)
+        for row, index in enumerate(batch.indices.tolist()):
+            sample = next(samples)
+            assert (int(sample["__key__"]), sample["step"]) == (index, step)
+            assert sample["domain"] == batch.domains[row]
+            assert np.array_equal(sample["tokens"].numpy(), batch.tokens[row])
+            masked += int(sample["masked"].sum()) if "masked" in sample else 0
+    assert next(samples, None) is None
+    assert masked > 0
+    together = webdataset.DataPipeline(StepIterator(changed), as_samples, webdataset.batched(16))
+    assert next(iter(together))["tokens"].shape == (16, changed.plan.seq_len + 1)
+
+
+def test_batches_lie_in_memory_of_the_callers_making(stream: Stream) -> None:
+    made: list[Any] = []
+
+    def allocate(shape: tuple[int, ...], dtype: Any) -> Any:
+        made.append(np.empty(shape, dtype))
+        return made[-1]
+
+    for batch in stream.iterate(1, 9, allocate=allocate, dtype=np.int64):
+        assert any(batch.tokens is array for array in made)
+        assert np.array_equal(batch.tokens, stream.batch(batch.step).tokens)
+
+
 def test_what_does_not_divide_is_refused_with_what_would(stream: Stream) -> None:
     with pytest.raises(UsageError, match="does not divide among 3 ranks"):
         stream.batch(1, 0, 3)

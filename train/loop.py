@@ -21,6 +21,7 @@ from millstream.audit.ledger import Ledger
 from millstream.audit.runs import Run
 from millstream.stream.reader import Batch, Stream
 from millstream.stream.tombstones import masked_targets
+from millstream.stream.torch_data import page_locked
 from millstream.train.checkpoint import prune, save_checkpoint
 from millstream.train.engine import run_micro_batches, set_batch, set_learning_rate
 from millstream.train.evaluate import held_out_losses
@@ -67,12 +68,13 @@ def train_steps(
     rank, world = dist.get_rank(), dist.get_world_size()
     layers = moe_layers(engine.module)
     total = stream.plan.total_steps
-    for batch in stream.iterate(first, last, rank, world, ahead=AHEAD, dtype=np.int64):
+    allocate = page_locked if engine.device.type == "cuda" else np.empty
+    for batch in stream.iterate(first, last, rank, world, ahead=AHEAD, dtype=np.int64, allocate=allocate):
         began = time.perf_counter()
         rate = learning_rate(batch.step, total, train.optimizer.lr, train.schedule)
         set_learning_rate(engine, rate)
         set_batch(engine, stream.plan.batch_of(batch.step))
-        tokens = torch.from_numpy(batch.tokens).to(engine.device)
+        tokens = torch.from_numpy(batch.tokens).to(engine.device, non_blocking=True)
         fed = _feed(engine, batch, tokens, train.micro_batch)
         load = balance(layers, train.router_bias_rate)
         numbers = _numbers(engine, stream, fed, load, rate, time.perf_counter() - began)
