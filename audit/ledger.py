@@ -29,6 +29,8 @@ KINDS = (
     "step",
     "checkpoint",
     "rollback",
+    "branch",
+    "control",
     "alert",
     "note",
     "end",

@@ -111,9 +111,24 @@ class Run:
         """Where the corpora lay, from the run's folder: the first, and those that amendments brought in."""
         entries = [self.info["corpus"]]
         for record in self.records:
-            if record.kind == "segment":
+            if record.kind in ("segment", "branch"):
                 entries += record.body.get("corpora", [])
         return tuple(dict.fromkeys((self.path / str(entry["path"])).resolve() for entry in entries))
+
+    @cached_property
+    def branch(self) -> dict[str, Any] | None:
+        """The record by which this run left another, None where it began by itself."""
+        return next((r.body for r in reversed(self.records) if r.kind == "branch" and "of" in r.body), None)
+
+    @property
+    def is_control(self) -> bool:
+        """True for a run that only repeats steps of another."""
+        return self.branch is not None and bool(self.branch.get("control"))
+
+    @property
+    def name(self) -> str:
+        """The recipe's name, and for a branch its own."""
+        return str(self.info["name"]) + (f"/{self.branch['name']}" if self.branch else "")
 
     @property
     def run_id(self) -> str:
@@ -180,7 +195,8 @@ class Run:
     def _returns(self) -> list[tuple[int, int]]:
         """Where the lineage went back: record and the step after which it goes on."""
         field = {"attempt": "checkpoint_step", "rollback": "to_step"}
-        return [(r.seq, int(r.body[field[r.kind]])) for r in self.records if r.kind in field]
+        found = [(r.seq, int(r.body[field[r.kind]])) for r in self.records if r.kind in field]
+        return found + [(r.seq, int(r.body["at"])) for r in self.records if r.kind == "branch" and "of" in r.body]
 
     def segment_of(self, step: int) -> Segment:
         """The segment that a step lies in."""

@@ -60,5 +60,5 @@ def audit_step(run: Run, corpora: Corpora, step: int, attempt: int | None = None
         fed=tuple((fed, run.superseded(fed)) for fed in run.fed.get(step, [])),
         plan=plan,
         located=located,
-        documents=documents_of(corpora, plan, located),
+        documents=documents_of(corpora, plan, located, step),
     )

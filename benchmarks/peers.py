@@ -8,8 +8,9 @@ import tempfile
 import time
 import types
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -46,7 +47,7 @@ def make_megatron(root: Path) -> None:
 
 
 class _Tokenizer:
-    unique_identifiers = types.MappingProxyType({"class": "none"})
+    unique_identifiers: ClassVar = {"class": "none"}
     eod, vocab_size, pad, bos = 0, 128_000, -1, 1
 
 
@@ -97,6 +98,7 @@ def _mosaic() -> Any:
             "torchvision.transforms.functional",
         ):
             sys.modules[name] = types.ModuleType(name)
+            sys.modules[name].__spec__ = ModuleSpec(name, None)
         for name in ("VisionDataset", "CIFAR10", "ImageFolder"):
             setattr(sys.modules["torchvision.datasets"], name, type(name, (), {}))
         sys.modules["torchvision.transforms.functional"].to_tensor = None  # type: ignore[attr-defined]

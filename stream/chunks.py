@@ -31,12 +31,14 @@ def read_chunks(root: Root, shard: Shard, itemsize: int) -> Chunks:
     """
     where = f"{root}/{shard.chunks.path}"
     try:
-        # Not with Polars: its threads do not survive a fork, and data loaders fork their workers.
+        # Not with Polars: its threads do not survive a fork, and data loaders fork their workers. Not with read_table:
+        # it imports all of Arrow's dataset and compute modules, which takes longer than a restart.
         columns = ["token_start", "n_tokens", "data_offset"]
-        index = pq.read_table(whole_file(root, shard.chunks), columns=columns, use_threads=False)
-    except pa.ArrowException as error:
+        with pq.ParquetFile(whole_file(root, shard.chunks)) as file:
+            index = file.read(columns=columns, use_threads=False)
+    except (pa.ArrowException, KeyError) as error:
         raise InputError(f"{where}: damaged: {str(error).splitlines()[0]}") from error
-    starts, counts, offsets = (column.to_numpy() for column in index.columns)
+    starts, counts, offsets = (index[name].to_numpy() for name in columns)
     ends = starts + counts
     if (
         not len(starts)

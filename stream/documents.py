@@ -11,18 +11,19 @@ from millstream.stream.corpora import Corpora, Corpus
 from millstream.stream.plan import Plan, Sequences
 from millstream.stream.ring import Ring
 from millstream.stream.roots import whole_file
+from millstream.stream.tombstones import buried, masked_targets
 from millstream.tokenize.manifest import Shard
 
 COLUMNS = ("doc_key", "doc_id", "source", "locator", "url", "licence", "n_tokens", "token_start")
 
 
-def documents_of(corpora: Corpora, plan: Plan, located: Sequences) -> pl.DataFrame:
-    """Documents that are targets in each sequence; a shard's table is read where it is needed.
+def documents_of(corpora: Corpora, plan: Plan, located: Sequences, step: int) -> pl.DataFrame:
+    """Documents that are targets in each sequence of a step; a shard's table is read where it is needed.
 
     Returns:
         One row a stretch of a document in a sequence, in order: ``row`` (position in ``located``), ``domain`` (name),
         ``epoch``, the document's columns, ``first`` and ``last`` (targets of the sequence, from 0), ``tokens`` (their
-        number) and ``from_token`` (where in the document the stretch begins).
+        number, without those that are taken down) and ``from_token`` (where in the document the stretch begins).
     """
     frames = []
     for number, ring in enumerate(plan.rings):
@@ -36,7 +37,15 @@ def documents_of(corpora: Corpora, plan: Plan, located: Sequences) -> pl.DataFra
         joined = _overlaps(pl.concat(tables), spans)
         epochs = pl.Series(located.epoch)[joined["row"]]
         frames.append(joined.with_columns(domain=pl.lit(ring.name), epoch=epochs))
-    return pl.concat(frames).sort("row", "first", maintain_order=True)
+    found = pl.concat(frames).sort("row", "first", maintain_order=True)
+    masked = masked_targets(buried(plan, located, slice(None), step), located.start.size, plan.seq_len)
+    if masked is None:
+        return found
+    before = np.pad(masked.cumsum(1), ((0, 0), (1, 0)))
+    row, first, last = (found[name].to_numpy() for name in ("row", "first", "last"))
+    return found.with_columns(tokens=pl.col("tokens") - (before[row, last + 1] - before[row, first])).filter(
+        pl.col("tokens") > 0
+    )
 
 
 def _shards(corpus: Corpus, ring: Ring, spans: pl.DataFrame) -> Iterable[Shard]:

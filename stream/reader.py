@@ -136,7 +136,7 @@ class Stream:
         from millstream.stream.documents import documents_of
 
         located = self.plan.locate(np.arange(*self.plan.span(step), dtype=np.uint64))
-        return documents_of(self.corpora, self.plan, located)
+        return documents_of(self.corpora, self.plan, located, step)
 
     def _batches(
         self, steps: range, rank: int, world: int, dtype: DTypeLike | None, most: int, allocate: Allocate

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from corpora import recipe_dict, write_domain, write_jsonl, write_recipe
 
-COMMANDS = ["init", "stats", "build", "plan", "train", "run", "doctor", "status"]
+TAKEDOWNS = [["takedown", name] for name in ("plan", "apply", "report")]
+COMMANDS = ["init", "stats", "build", "plan", "train", "run", "amend", "rollback", "branch", "doctor", "status"]
 AUDITS = ["step", "doc", "why", "mixture", "verify"]
 
 
@@ -27,7 +28,7 @@ def fails(folder: Path, code: int, message: str, *arguments: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["audit", a] for a in AUDITS])
+@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["audit", a] for a in AUDITS] + TAKEDOWNS)
 def test_every_command_has_help_with_an_example(tmp_path: Path, command: list[str]) -> None:
     shown = run(tmp_path, *command, "--help")
     assert shown.returncode == 0
@@ -37,12 +38,13 @@ def test_every_command_has_help_with_an_example(tmp_path: Path, command: list[st
 
 def test_the_commands_are_the_ones_we_test(tmp_path: Path) -> None:
     from millstream.cli import app
-    from millstream.commands import audit
+    from millstream.commands import audit, takedown
 
     assert sorted(c.name or c.callback.__name__ for c in app.registered_commands if c.callback) == sorted(
         [*COMMANDS, "version"]
     )
     assert sorted(str(c.name) for c in audit.app.registered_commands) == sorted(AUDITS)
+    assert sorted(["takedown", str(c.name)] for c in takedown.app.registered_commands) == sorted(TAKEDOWNS)
 
 
 def test_wrong_use_is_one_clear_line(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_commands_in_the_docs_exist_with_their_options(page: Path) -> None:
     for line in page.read_text().splitlines():
         for shown in re.findall(r"(?:^\s+(?:\.venv/bin/)?|`|\$ )(millstream [a-z][^`#|]*)", line):
             words = shlex.split(shown.split("  ")[0])
-            name = " ".join(words[:3]) if words[1] == "audit" else " ".join(words[:2])
+            name = " ".join(words[:2]) if " ".join(words[:2]) in known else " ".join(words[:3])
             assert name in known, shown
             options = {opt for p in known[name].params for opt in p.opts}
             assert {w for w in words if w.startswith("--")} <= options | {"--help"}, shown

@@ -75,9 +75,11 @@ def read_metrics(run_dir: Path) -> pl.DataFrame:
 
 
 def current(metrics: pl.DataFrame) -> pl.DataFrame:
-    """Only the newest attempt's numbers of each step."""
-    newest = metrics.group_by("step").agg(pl.col("attempt").max())
-    return metrics.join(newest, on=["step", "attempt"], how="semi").sort("step")
+    """Only the numbers of steps that no later attempt went back to or before."""
+    began = metrics.group_by("attempt").agg(pl.col("step").min().alias("first")).sort("attempt")
+    later = began.select("attempt", pl.col("first").shift(-1).reverse().cum_min().reverse().alias("later"))
+    joined = metrics.join(later, on="attempt", how="left")
+    return joined.filter(pl.col("later").is_null() | (pl.col("step") < pl.col("later"))).drop("later").sort("step")
 
 
 def fold_live(folder: Path) -> None:

@@ -129,19 +129,25 @@ def _begin(
 def newest_checkpoint(run: Run) -> tuple[int, str | None]:
     """Step and path of the newest checkpoint that the lineage may continue from; (0, None) for none.
 
-    Only checkpoints that the ledger names are used, so one newer than the ledger's tail never is.
+    Only checkpoints that the ledger names are used, so one newer than the ledger's tail never is. An older one is
+    never used by itself: that would throw away what was trained since, so somebody has to say it.
 
     Raises:
-        InputError: the newest one that is there was altered.
+        InputError: the newest one was altered or is not there.
     """
-    for saved in sorted(run.checkpoints, key=lambda c: (c.step, c.attempt), reverse=True):
-        folder = run.path / saved.path
-        if run.given_up(saved) or not (folder / INDEX).is_file():
-            continue
-        if digest_of(folder) != saved.digest:
-            raise InputError(f"{folder}: not the checkpoint that the ledger names; remove it to use an older one")
+    kept = [saved for saved in run.checkpoints if not run.given_up(saved)]
+    if not kept:
+        return 0, None
+    saved = max(kept, key=lambda c: (c.step, c.seq))
+    folder = run.path / saved.path
+    if (folder / INDEX).is_file() and digest_of(folder) == saved.digest:
         return saved.step, saved.path
-    return 0, None
+    found = "not the checkpoint that the ledger names" if folder.exists() else "missing"
+    older = sorted({c.step for c in kept if c.step < saved.step and (run.path / c.path / INDEX).is_file()})
+    raise InputError(
+        f"{folder}: {found}, and it is the newest; restore it, or give up the steps since an older one with "
+        f"'millstream rollback {run.path} --to {older[-1] if older else 0}'"
+    )
 
 
 def _attempt_body(run: Run, attempt: int, step: int, world: int) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from millstream.commands import audit, corpus, machine, plan, train
+from millstream.commands import audit, change, corpus, machine, plan, takedown, train
 from millstream.errors import MillstreamError
 from millstream.files import FULL_OR_FORBIDDEN
 
@@ -23,9 +23,10 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (corpus, plan, train, machine):
+for commands in (corpus, plan, train, change, machine):
     commands.add_to(app)
 app.add_typer(audit.app, name="audit")
+app.add_typer(takedown.app, name="takedown")
 
 
 @app.command()

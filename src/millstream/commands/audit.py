@@ -1,5 +1,6 @@
 """``millstream audit``: what a run saw, when, and whether its record holds."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -7,6 +8,7 @@ import polars as pl
 import typer
 
 from millstream import show
+from millstream.audit.branches import branches_of
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import DocumentAudit, audit_document, hex_keys
 from millstream.audit.lookup import Question, question, question_from_file
@@ -79,13 +81,27 @@ def doc_command(
     wanted = question_from_file(file) if file is not None else question(asked or "")
     run, corpora = _open(run_name, corpus)
     audits = audit_document(run, corpora, wanted)
+    branches = {}
+    for branch in branches_of(run):
+        assert branch.branch is not None
+        left = int(branch.branch["at"])
+        branches[branch.name] = (left, audit_document(branch, open_corpora(branch, corpus), wanted))
     if as_json:
-        show.json({"run": run.info["name"], "asked": _asked(wanted), "found": [_doc_json(a) for a in audits]})
+        found = [_doc_json(a) for a in audits]
+        there = [
+            {"branch": name, "after_step": left, "found": [_doc_json(_after(left, a)) for a in own]}
+            for name, (left, own) in branches.items()
+        ]
+        show.json({"run": run.name, "asked": _asked(wanted), "found": found, "branches": there})
         return
     if not audits:
         show.line(f"never read: no document of this {wanted.by} is in the corpus or its exclusions ({_asked(wanted)})")
     for audit in audits:
         _print_document(audit)
+    for name, (left, own) in branches.items():
+        show.line(f"branch {name}, after step {left}:")
+        for audit in own:
+            _print_document(_after(left, audit), "  ")
 
 
 @app.command("why")
@@ -103,7 +119,7 @@ def why_command(
     audits = audit_document(run, corpora, question(asked))
     dropped = [audit for audit in audits if audit.state == "excluded"]
     if as_json:
-        show.json({"run": run.info["name"], "asked": asked, "dropped": [_doc_json(a) for a in dropped]})
+        show.json({"run": run.name, "asked": asked, "dropped": [_doc_json(a) for a in dropped]})
         return
     if not dropped:
         states = ", ".join(sorted({audit.state for audit in audits})) or "never read"
@@ -121,9 +137,9 @@ def mixture_command(run_name: RunName, as_json: AsJson = False) -> None:
     run = open_run(existing_run(run_name))
     mixed = audit_mixture(run)
     if as_json:
-        show.json({"run": run.info["name"], "last_step": run.last_step, "mixture": mixed.to_dicts()})
+        show.json({"run": run.name, "last_step": run.last_step, "mixture": mixed.to_dicts()})
         return
-    show.line(f"run {run.info['name']}: {run.last_step} of {run.plan.total_steps} steps learned")
+    show.line(f"run {run.name}: {run.last_step} of {run.plan.total_steps} steps learned")
     show.table(None, mixed.columns, mixed.rows())
 
 
@@ -142,10 +158,15 @@ def verify_command(run_name: RunName, corpus: CorpusPlace = None, as_json: AsJso
             for finding in check.findings:
                 show.line(f"        {finding}")
     if as_json:
-        show.json({"run": run.info["name"], "checks": checks})
+        show.json({"run": run.name, "checks": checks})
     wrong = sum(len(check.findings) for check in checks)
     if wrong:
         raise CheckFailed(f"{run.path}: {wrong} finding{'s' if wrong > 1 else ''}; the record does not hold")
+
+
+def _after(step: int, audit: DocumentAudit) -> DocumentAudit:
+    """An audit of a branch without the steps that it shares with its run."""
+    return replace(audit, exposures=tuple(e for e in audit.exposures if e.step > step))
 
 
 def _open(run_name: str, corpus: str | None) -> tuple[Run, dict[str, Corpus]]:

@@ -5,8 +5,11 @@ from typing import Annotated
 
 import polars as pl
 import typer
+import yaml
 
 from millstream import show
+from millstream.audit.branches import compare_control, control_run
+from millstream.audit.change import reason
 from millstream.audit.corpora import open_corpora
 from millstream.audit.runs import Run, is_run, open_run, require_same
 from millstream.audit.step import audit_step
@@ -14,31 +17,61 @@ from millstream.commands.audit import doc_command, mixture_command, step_command
 from millstream.commands.corpus import build
 from millstream.commands.options import CorpusFolder, RecipeFile, RunFolder
 from millstream.commands.plan import required_mixture
-from millstream.errors import RecipeError
+from millstream.errors import CheckFailed, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
-from millstream.places import corpus_folder, run_folder
+from millstream.places import corpus_folder, existing_run, run_folder
 from millstream.stream.freeze import freeze_plan
 from millstream.stream.reader import check_batches
 from millstream.tokenize.manifest import check_size, read_manifest
 
 Accelerators = Annotated[int, typer.Option("--num_accelerators", "--ranks", help="Ranks on this machine.", min=1)]
+Hostfile = Annotated[Path | None, typer.Option(help="DeepSpeed hostfile, for several machines.")]
 Until = Annotated[int | None, typer.Option(help="Stop after this step, with a checkpoint.", min=1)]
 
 
 def train(
-    recipe_file: RecipeFile,
+    recipe_file: Annotated[
+        Path | None, typer.Argument(metavar="RECIPE", help="Recipe file (YAML).", show_default=False)
+    ] = None,
     num_accelerators: Accelerators = 1,
     until: Until = None,
-    hostfile: Annotated[Path | None, typer.Option(help="DeepSpeed hostfile, for several machines.")] = None,
+    hostfile: Hostfile = None,
     corpus: CorpusFolder = None,
     run: RunFolder = None,
+    control: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Repeat steps of this run beside it, and compare.")
+    ] = None,
+    at: Annotated[
+        int | None, typer.Option(help="With --control: step of the checkpoint to begin after.", min=0)
+    ] = None,
+    steps: Annotated[int, typer.Option(help="With --control: steps to repeat.", min=1)] = 20,
 ) -> None:
     """Train with the deepspeed launcher. Continues a run from its newest complete checkpoint.
 
     Examples: millstream train recipes/demo.yaml --num_accelerators 2
 
     millstream train recipes/demo.yaml --until 50
+
+    millstream train --control demo --at 100 --steps 20
     """
+    if control is not None:
+        if recipe_file is not None or run is not None or until is not None or at is None:
+            raise UsageError("train --control RUN needs --at STEP, and takes the recipe and the corpus from the run")
+        _control(existing_run(control), at, steps, num_accelerators, hostfile)
+    elif recipe_file is None:
+        raise UsageError("train: name a recipe, for example recipes/demo.yaml")
+    else:
+        _train(recipe_file, num_accelerators, until, hostfile, corpus, run)
+
+
+def _train(
+    recipe_file: Path,
+    num_accelerators: int,
+    until: int | None,
+    hostfile: Path | None,
+    corpus: Path | None,
+    run: Path | None,
+) -> None:
     from millstream.train.launch import launch
 
     recipe = load_recipe(recipe_file)
@@ -61,6 +94,29 @@ def train(
     )
 
 
+def _control(path: Path, at: int, steps: int, num_accelerators: int, hostfile: Path | None) -> None:
+    """Train steps of a run once more from a checkpoint, with the code as it is now, and compare."""
+    run = open_run(path)
+    last = min(at + steps, run.last_step)
+    if last <= at:
+        raise UsageError(f"{path}: has no steps after {at} to compare with; it is at step {run.last_step}")
+    new = control_run(path, at, reason("control", None).by)
+    recipe_file = new / "recipe.yaml"
+    recipe_file.write_text(yaml.safe_dump(run.recipe.canonical(), sort_keys=False, allow_unicode=True))
+    root = next(iter(open_corpora(run).values())).root
+    _train(recipe_file, num_accelerators, last, hostfile, Path(str(root)), new)
+    outcome = compare_control(path, new, at)
+    same = "the same code" if outcome["same_code"] else "other code than the run began with"
+    show.line(f"control {new}: {outcome['steps']} steps after step {at}, by {same}")
+    show.line(f"roots differ at {outcome['roots']} steps, losses at {outcome['losses']}")
+    if outcome["roots"] or outcome["losses"]:
+        show.line(
+            f"first difference at step {outcome['first_difference']}; losses by {outcome['loss_difference'] / 1e6}"
+        )
+    if outcome["roots"]:
+        raise CheckFailed(f"{path}: the control was fed other data than the run")
+
+
 def run(
     recipe_file: RecipeFile,
     num_accelerators: Accelerators = 1,
@@ -76,7 +132,7 @@ def run(
     _heading("build")
     build(recipe_file, corpus=corpus, tasks=tasks)
     _heading("train")
-    train(recipe_file, num_accelerators=num_accelerators, corpus=corpus, run=run)
+    _train(recipe_file, num_accelerators, None, None, corpus, run)
     corpus_root, run_dir = corpus_folder(recipe, corpus), run_folder(recipe, run)
     _heading("audit")
     verify_command(str(run_dir), corpus=str(corpus_root))
