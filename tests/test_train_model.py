@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from ranks import on_ranks
 
 from millstream.errors import InputError
-from millstream.mixture.recipe import Model, Schedule, Train
+from millstream.mixture.training import Model, Schedule, Train
 from millstream.train.initial import initialise
 from millstream.train.model import CausalLM, moe_layers
 from millstream.train.schedule import learning_rate

@@ -22,7 +22,7 @@ import deepspeed
 import deepspeed.ops
 
 from millstream.errors import UsageError
-from millstream.mixture.recipe import Model, Train
+from millstream.mixture.training import Model, Train
 from millstream.train.initial import initialise
 from millstream.train.model import CausalLM, Losses
 

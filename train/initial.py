@@ -13,7 +13,7 @@ import math
 import torch
 from torch import Tensor
 
-from millstream.mixture.recipe import Model
+from millstream.mixture.training import Model
 from millstream.train.model import CausalLM
 from millstream.train.moe import MoELayer
 

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from millstream.mixture.recipe import Model
+from millstream.mixture.training import Model
 from millstream.train.moe import FeedForward, MoELayer
 
 

@@ -30,7 +30,7 @@ from deepspeed.checkpoint.constants import (
 from deepspeed.module_inject.auto_ep_layer import AutoEPMoELayer, _AllToAllV
 from torch import Tensor, nn
 
-from millstream.mixture.recipe import Model
+from millstream.mixture.training import Model
 
 
 class FeedForward(nn.Module):

@@ -2,7 +2,7 @@
 
 import math
 
-from millstream.mixture.recipe import Schedule
+from millstream.mixture.training import Schedule
 
 
 def learning_rate(step: int, total: int, peak: float, schedule: Schedule) -> float:

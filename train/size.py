@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from millstream.mixture.recipe import Model, Train
+from millstream.mixture.training import Model, Train
 
 MASTER_BYTES = 12
 """fp32 master weight and AdamW's two moments."""

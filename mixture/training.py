@@ -1,0 +1,110 @@
+"""The recipe's sections ``model`` and ``train``: what is trained, and how."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from millstream.mixture.rules import Section
+
+
+class Model(Section):
+    """A decoder with mixture-of-experts layers; the fields of transformers' ``Glm4MoeConfig``."""
+
+    hidden_size: int = Field(ge=8, multiple_of=8)
+    num_hidden_layers: int = Field(ge=1)
+    num_attention_heads: int = Field(ge=1)
+    num_key_value_heads: int = Field(ge=1)
+    head_dim: int = Field(ge=8, multiple_of=8)
+    intermediate_size: int = Field(ge=8, multiple_of=8)
+    """Width of the feed-forward part of dense layers."""
+    first_k_dense_replace: int = Field(1, ge=0)
+    """Layers at the bottom that are dense."""
+    n_routed_experts: int = Field(ge=1)
+    num_experts_per_tok: int = Field(ge=1)
+    moe_intermediate_size: int = Field(ge=8, multiple_of=8)
+    n_shared_experts: int = Field(1, ge=0)
+    routed_scaling_factor: float = Field(1.0, gt=0)
+    norm_topk_prob: bool = True
+    use_qk_norm: bool = True
+    partial_rotary_factor: float = Field(0.5, gt=0, le=1)
+    rope_theta: float = Field(10_000.0, gt=0)
+    rms_norm_eps: float = Field(1e-5, gt=0)
+    tie_word_embeddings: bool = False
+    initializer_range: float = Field(0.02, gt=0)
+
+    @model_validator(mode="after")
+    def _shapes(self) -> Self:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads ({self.num_attention_heads}) is not a multiple of "
+                f"num_key_value_heads ({self.num_key_value_heads})"
+            )
+        if self.num_experts_per_tok > self.n_routed_experts:
+            raise ValueError(
+                f"num_experts_per_tok ({self.num_experts_per_tok}) is larger than "
+                f"n_routed_experts ({self.n_routed_experts})"
+            )
+        if self.first_k_dense_replace > self.num_hidden_layers:
+            raise ValueError("first_k_dense_replace is larger than num_hidden_layers")
+        if int(self.head_dim * self.partial_rotary_factor) % 2:
+            raise ValueError("head_dim * partial_rotary_factor must be even")
+        return self
+
+
+class Optimizer(Section):
+    """AdamW."""
+
+    lr: float = Field(3e-3, gt=0)
+    betas: tuple[float, float] = (0.9, 0.95)
+    eps: float = Field(1e-8, gt=0)
+    weight_decay: float = Field(0.1, ge=0)
+    """On matrices; norms, biases and embeddings are not decayed."""
+    clip: float = Field(1.0, gt=0)
+    """Largest global gradient norm."""
+
+
+class Schedule(Section):
+    """Learning rate over the run: a linear warm-up, then a decay to ``min_lr_ratio``."""
+
+    kind: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
+    warmup_steps: int = Field(0, ge=0)
+    decay_steps: int | None = Field(None, ge=1)
+    """Length of the last, falling part of ``wsd``."""
+    min_lr_ratio: float = Field(0.1, ge=0, le=1)
+
+    @model_validator(mode="after")
+    def _decay(self) -> Self:
+        if (self.kind == "wsd") != (self.decay_steps is not None):
+            raise ValueError("'kind: wsd' and 'decay_steps' go together")
+        return self
+
+
+class Wandb(Section):
+    """Where Weights & Biases files the run; offline unless an API key is set."""
+
+    project: str = "millstream"
+    entity: str | None = None
+
+
+class Train(Section):
+    """How the model is trained."""
+
+    seed: int = Field(0, ge=0)
+    precision: Literal["fp32", "bf16"] = "bf16"
+    micro_batch: int = Field(1, ge=1)
+    """Sequences a rank runs at once; the rest of its share of the batch is accumulated."""
+    zero_stage: Literal[1, 2] = 1
+    expert_parallel: int = Field(1, ge=1)
+    """Ranks that share the experts of a layer."""
+    optimizer: Optimizer = Optimizer()
+    schedule: Schedule = Schedule()
+    router_bias_rate: float = Field(1e-3, ge=0)
+    """Step of the correction bias that balances expert load, outside the gradient."""
+    router_z_loss: float = Field(1e-3, ge=0)
+    z_loss: float = Field(1e-4, ge=0)
+    """On the logits of the vocabulary."""
+    checkpoint_every: int = Field(100, ge=1)
+    keep_checkpoints: int = Field(3, ge=1)
+    evaluate_every: int | None = Field(None, ge=1)
+    """Steps between losses on the held-out documents; none by default."""
+    wandb: Wandb | None = Wandb()
