@@ -15,10 +15,10 @@ from typing import Any
 import orjson
 import polars as pl
 
-from millstream.audit.change import Reason, checkpoint_at, place_of
+from millstream.audit.change import Reason, checkpoint_at
 from millstream.audit.corpora import open_corpora
 from millstream.audit.ledger import FILE, open_ledger
-from millstream.audit.runs import Run, code_digest, environment, is_run, open_run
+from millstream.audit.runs import Run, code_digest, environment, is_run, open_run, place_of
 from millstream.errors import InputError, UsageError
 
 

@@ -5,7 +5,6 @@ trains is not changed under its feet: stop it, change it, start it again.
 """
 
 import getpass
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from millstream.audit.corpora import open_corpora
 from millstream.audit.ledger import open_ledger
-from millstream.audit.runs import Run, SavedCheckpoint, open_run
+from millstream.audit.runs import Run, SavedCheckpoint, open_run, place_of
 from millstream.errors import UsageError
 from millstream.stream.amend import Amendment, NewData, amend, amendment_to_json
 from millstream.stream.corpora import Corpus, corpora_of, open_corpus
@@ -36,12 +35,12 @@ def reason(why: str, by: str | None) -> Reason:
     return Reason(why=why, by=by or getpass.getuser())
 
 
-def new_data(run: Run, places: Mapping[str, Path]) -> tuple[tuple[NewData, ...], tuple[Corpus, ...]]:
+def new_data(run: Run, places: Mapping[str, str]) -> tuple[tuple[NewData, ...], tuple[Corpus, ...]]:
     """Domains as they lie in other corpora, for an amendment.
 
     Args:
         run: the run.
-        places: of each domain the corpus folder that holds it.
+        places: of each domain the folder or URL of the corpus that holds it.
 
     Raises:
         UsageError: there is no corpus, or it has no such domain; names those it has.
@@ -135,14 +134,6 @@ def checkpoint_at(run: Run, step: int) -> SavedCheckpoint | None:
         steps = ", ".join(map(str, sorted(there))) or "none"
         raise UsageError(f"{run.path}: there is no checkpoint of step {step}; there are: {steps}")
     return there[step]
-
-
-def place_of(run_dir: Path, corpus: Corpus) -> dict[str, str]:
-    """A corpus as a run names it: its id, and its path from the run's folder."""
-    return {
-        "id": corpus.manifest.corpus_id,
-        "path": os.path.relpath(Path(str(corpus.root)).resolve(), run_dir.resolve()),
-    }
 
 
 def _segments(run: Run, plan: Plan, first_step: int) -> dict[str, Any]:

@@ -24,14 +24,14 @@ def open_corpora(run: Run, given: Root | str | None = None, settings: StoreSetti
     if given is not None:
         corpus = open_corpus(given, settings)
         found[corpus.manifest.corpus_id] = corpus
-    for place in run.corpus_roots:
+    for place in run.corpus_places:
         if len(wanted.keys() - found.keys()) == 0:
             break
         try:
-            corpus = open_corpus(place)
+            corpus = open_corpus(place, settings)
         except UsageError:
             # Not there any more; whether that matters is seen below.
-            if given is None and len(run.corpus_roots) == 1:
+            if given is None and len(run.corpus_places) == 1:
                 raise
             continue
         found.setdefault(corpus.manifest.corpus_id, corpus)

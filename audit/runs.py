@@ -25,10 +25,10 @@ from millstream.canonical import canonical_bytes, digest
 from millstream.errors import InputError, UsageError
 from millstream.files import sha256_file, write_bytes
 from millstream.mixture.recipe import Recipe
+from millstream.stream.corpora import Corpus
 from millstream.stream.plan import Plan
 from millstream.stream.plan_json import plan_from_json, plan_to_json
 from millstream.stream.segments import Segment, segments_of
-from millstream.tokenize.manifest import read_manifest
 
 FORMAT = "millstream-run/1"
 LIBRARIES = ("deepspeed", "numpy", "polars", "tokenizers", "torch")
@@ -107,13 +107,14 @@ class Run:
         return plans
 
     @property
-    def corpus_roots(self) -> tuple[Path, ...]:
-        """Where the corpora lay, from the run's folder: the first, and those that amendments brought in."""
+    def corpus_places(self) -> tuple[Path | str, ...]:
+        """Folders or URLs where the corpora lay: the first, and those that amendments brought in."""
         entries = [self.info["corpus"]]
         for record in self.records:
             if record.kind in ("segment", "branch"):
                 entries += record.body.get("corpora", [])
-        return tuple(dict.fromkeys((self.path / str(entry["path"])).resolve() for entry in entries))
+        places = [str(entry["path"]) for entry in entries]
+        return tuple(dict.fromkeys(place if "://" in place else (self.path / place).resolve() for place in places))
 
     @cached_property
     def branch(self) -> dict[str, Any] | None:
@@ -210,7 +211,7 @@ def _segment_bodies(record: Record) -> list[dict[str, Any]]:
     return [record.body["segment"], *record.body.get("later", [])]
 
 
-def create_run(path: Path, recipe: Recipe, plan: Plan, corpus_root: Path) -> None:
+def create_run(path: Path, recipe: Recipe, plan: Plan, corpus: Corpus) -> None:
     """Freeze a new run: write ``run.json`` and begin the ledger with the run and its segments.
 
     The ledger gets its name when it is whole, so a start that was cut short is no run.
@@ -229,10 +230,7 @@ def create_run(path: Path, recipe: Recipe, plan: Plan, corpus_root: Path) -> Non
         "recipe": recipe.canonical(),
         "sections": recipe.section_digests(),
         "plan": plan_to_json(plan),
-        "corpus": {
-            "id": read_manifest(corpus_root).corpus_id,
-            "path": os.path.relpath(corpus_root.resolve(), path.resolve()),
-        },
+        "corpus": place_of(path, corpus),
         "code": {"version": millstream.__version__, "digest": code_digest()},
         "environment": environment(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -253,6 +251,13 @@ def create_run(path: Path, recipe: Recipe, plan: Plan, corpus_root: Path) -> Non
             ledger.append("segment", {"segment": asdict(segment), "why": "plan", "by": "recipe"})
     (beginning / LEDGER).rename(path / LEDGER)
     beginning.rmdir()
+
+
+def place_of(run_dir: Path, corpus: Corpus) -> dict[str, str]:
+    """A corpus as a run names it: its id, and its URL, or its path from the run's folder."""
+    root = corpus.root
+    place = os.path.relpath(root.resolve(), run_dir.resolve()) if isinstance(root, Path) else root.url
+    return {"id": corpus.manifest.corpus_id, "path": place}
 
 
 def is_run(path: Path) -> bool:

@@ -16,6 +16,7 @@ import psutil
 import pytest
 import yaml
 from corpora import build, documents, exclusions, recipe_dict, texts, words, write_domain, write_jsonl
+from stores import s3_server, upload
 
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import audit_document, exposures
@@ -132,6 +133,23 @@ def test_two_ranks_feed_the_same_batches(home: Path) -> None:
     assert [body["root"] for body in one] == [body["root"] for body in two]
     assert max(abs(a["loss"] - b["loss"]) for a, b in zip(one, two, strict=True)) <= 10  # millionths
     verified(home, "two")
+
+
+def test_a_corpus_in_a_store_is_trained_on_without_a_copy(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with s3_server() as server:
+        url = upload(server, home / "corpus", "corpora/test")
+        for name, value in (("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", "s"), ("ENDPOINT_URL", server)):
+            monkeypatch.setenv(f"AWS_{name}", value)
+        train = ("train", "recipe.yaml", "--corpus", url, "--run", "stored")
+        millstream(home, *train, "--until", "4", "--num_accelerators", "2")
+        millstream(home, *train, "--until", "8", "--cache", "cache", "--cache-gb", "1")
+        fed = [(body["step"], body["root"]) for body in steps_of(home / "stored")]
+        assert fed == [(body["step"], body["root"]) for body in steps_of(home / "whole")][:8]
+        assert any(path.is_file() for path in (home / "cache").rglob("*"))
+        # Where the corpus lies is what the run says.
+        verified(home, "stored")
+        shown = json.loads(millstream(home, "audit", "step", "stored", "3", "--json").stdout)
+    assert shown == json.loads(millstream(home, "audit", "step", "stored", "3", "--json", "--corpus", "corpus").stdout)
 
 
 def start_training(home: Path, run: str, until: int) -> "subprocess.Popen[str]":

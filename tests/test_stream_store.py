@@ -29,6 +29,7 @@ from millstream.audit.runs import create_run
 from millstream.cli import app
 from millstream.errors import InputError, MillstreamError, SetupError, UsageError
 from millstream.stream.cache import ShardCache
+from millstream.stream.corpora import open_corpus
 from millstream.stream.freeze import freeze_plan
 from millstream.stream.plan import Plan
 from millstream.stream.prefetch import read_ahead
@@ -563,7 +564,9 @@ def test_commands_answer_from_a_url_as_from_the_folder(
     loaded = write_recipe(tmp_path / "recipe.yaml", recipe)
     assert loaded.mixture is not None
     corpus = home / "corpus"
-    create_run(tmp_path / "run", loaded, freeze_plan(loaded.mixture, read_manifest(corpus), corpus), corpus)
+    create_run(
+        tmp_path / "run", loaded, freeze_plan(loaded.mixture, read_manifest(corpus), corpus), open_corpus(corpus)
+    )
     for name, value in (("ACCESS_KEY_ID", "k"), ("SECRET_ACCESS_KEY", "s"), ("ENDPOINT_URL", server)):
         monkeypatch.setenv(f"AWS_{name}", value)
     key = read_table(corpus / "law" / "documents-00000.parquet")["doc_key"][0].hex()

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 
@@ -27,12 +28,13 @@ GRACE_S = 15
 
 def launch(
     recipe_file: Path,
-    corpus_root: Path,
+    corpus: str,
     run_dir: Path,
     *,
     num_accelerators: int,
     until: int | None,
     hostfile: Path | None,
+    cache: Sequence[str] = (),
 ) -> None:
     """Train a recipe on this machine's ranks, or on a hostfile's.
 
@@ -40,7 +42,7 @@ def launch(
         MillstreamError: what a rank reported; SetupError if one died without a word.
         UsageError: the hostfile does not exist (the launcher itself would run locally instead).
     """
-    arguments = [str(recipe_file), "--corpus", str(corpus_root), "--run", str(run_dir)]
+    arguments = [str(recipe_file), "--corpus", corpus, "--run", str(run_dir), *cache]
     if until is not None:
         arguments += ["--until", str(until)]
     if hostfile is not None and not hostfile.is_file():

@@ -21,10 +21,11 @@ from millstream.audit.replay import check_recent_roots
 from millstream.audit.runs import Run, create_run, environment, is_run, open_run, require_same
 from millstream.errors import InputError, MillstreamError, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
-from millstream.places import corpus_folder, run_folder
+from millstream.places import corpus_place, run_folder
+from millstream.stream.corpora import Corpus, open_corpus
 from millstream.stream.freeze import freeze_plan
 from millstream.stream.reader import check_batches, open_stream
-from millstream.tokenize.manifest import read_manifest
+from millstream.stream.remote import StoreSettings
 from millstream.train.checkpoint import INDEX, digest_of, load_checkpoint
 from millstream.train.launch import FAILURE, WATCHED
 
@@ -63,7 +64,8 @@ def _train(arguments: argparse.Namespace) -> None:
 
     rank, world = init_distributed()
     recipe = load_recipe(arguments.recipe)
-    corpus_root = corpus_folder(recipe, arguments.corpus)
+    place = corpus_place(recipe, arguments.corpus)
+    settings = StoreSettings(cache_dir=arguments.cache, cache_bytes=arguments.cache_gb * 10**9)
     run_dir = run_folder(recipe, arguments.run)
     if recipe.model is None or recipe.mixture is None:
         raise RecipeError(f"{arguments.recipe}: training needs the sections 'mixture' and 'model'")
@@ -72,12 +74,12 @@ def _train(arguments: argparse.Namespace) -> None:
         start: Start | MillstreamError | None = None
         if rank == 0:
             try:
-                ledger, start = _begin(arguments, run_dir, corpus_root, world, stack)
+                ledger, start = _begin(arguments, run_dir, open_corpus(place, settings), world, stack)
             except MillstreamError as error:
                 start = error
         start = _from_rank_0(start)
         run = open_run(run_dir)
-        stream = open_stream(run.plan, open_corpora(run, corpus_root).values())
+        stream = open_stream(run.plan, open_corpora(run, place, settings).values())
         engine = build_engine(recipe.model, recipe.train, stream.manifest.tokenizer.vocab_size, run.plan.batch_of(1))
         if start.checkpoint is not None:
             load_checkpoint(engine, run_dir / start.checkpoint)
@@ -101,22 +103,22 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _begin(
-    arguments: argparse.Namespace, run_dir: Path, corpus_root: Path, world: int, stack: ExitStack
+    arguments: argparse.Namespace, run_dir: Path, corpus: Corpus, world: int, stack: ExitStack
 ) -> tuple[Ledger, Start]:
     """Open or create the run, choose where to continue, record the attempt."""
     recipe = load_recipe(arguments.recipe)
     assert recipe.mixture is not None
-    plan = freeze_plan(recipe.mixture, read_manifest(corpus_root), corpus_root)
+    plan = freeze_plan(recipe.mixture, corpus.manifest, corpus.root)
     check_batches(plan, world, recipe.train.micro_batch)
     if not is_run(run_dir):
-        create_run(run_dir, recipe, plan, corpus_root)
+        create_run(run_dir, recipe, plan, corpus)
     ledger = stack.enter_context(open_ledger(run_dir))
     run = open_run(run_dir)
     require_same(run, recipe, plan)
     plan = run.plan
     check_batches(plan, world, recipe.train.micro_batch)
     step, checkpoint = newest_checkpoint(run)
-    check_recent_roots(run, open_corpora(run, corpus_root), step)
+    check_recent_roots(run, open_corpora(run, corpus.root), step)
     last = min(arguments.until or plan.total_steps, plan.total_steps)
     if step >= last:
         raise UsageError(f"{run_dir}: step {step} is done already; nothing to train up to step {last}")
@@ -206,7 +208,9 @@ def _fail(kind: str, message: str, code: int) -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="millstream.train.run", description="One rank of a training run.")
     parser.add_argument("recipe", type=Path)
-    parser.add_argument("--corpus", type=Path, help="corpus folder [default: corpora/NAME]")
+    parser.add_argument("--corpus", help="corpus folder or URL [default: corpora/NAME]")
+    parser.add_argument("--cache", type=Path, help="folder for whole shards of a corpus at a URL")
+    parser.add_argument("--cache-gb", type=int, default=256, help="most that it may hold")
     parser.add_argument("--run", type=Path, help="run folder [default: runs/NAME]")
     parser.add_argument("--until", type=int, help="stop after this step, with a checkpoint")
     parser.add_argument("--local_rank", type=int, help=argparse.SUPPRESS)

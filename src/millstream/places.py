@@ -11,6 +11,11 @@ def corpus_folder(recipe: Recipe, given: Path | None) -> Path:
     return given if given is not None else Path("corpora") / recipe.name
 
 
+def corpus_place(recipe: Recipe, given: str | None) -> str:
+    """The folder or URL of a recipe's corpus."""
+    return given if given is not None else str(corpus_folder(recipe, None))
+
+
 def run_folder(recipe: Recipe, given: Path | None) -> Path:
     """The run folder of a recipe."""
     return given if given is not None else Path("runs") / recipe.name

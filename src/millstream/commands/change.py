@@ -52,8 +52,7 @@ def amend(
     path = existing_run(run_name)
     run = open_run(path)
     weights = _pairs(weight or [], "--weight", "DOMAIN=SHARE")
-    brought = {domain: Path(place) for domain, place in _pairs(data or [], "--data", "DOMAIN=CORPUS").items()}
-    held, corpora = new_data(run, brought)
+    held, corpora = new_data(run, _pairs(data or [], "--data", "DOMAIN=CORPUS"))
     amendment = Amendment(
         from_step=from_step if from_step is not None else run.last_step + 1,
         weights=weights or None,

@@ -20,6 +20,11 @@ CorpusPlace = Annotated[
         show_default=False,
     ),
 ]
+Cache = Annotated[
+    Path | None,
+    typer.Option(metavar="DIR", help="Keep whole shards of a corpus at a URL here, instead of reading ranges."),
+]
+CacheSize = Annotated[int, typer.Option("--cache-gb", help="Most that the cache may hold.", min=1)]
 RunFolder = Annotated[
     Path | None, typer.Option("--run", metavar="DIR", help="Run folder [default: runs/NAME].", show_default=False)
 ]

@@ -15,18 +15,22 @@ from millstream.audit.runs import Run, is_run, open_run, require_same
 from millstream.audit.step import audit_step
 from millstream.commands.audit import doc_command, mixture_command, step_command, verify_command
 from millstream.commands.corpus import build
-from millstream.commands.options import CorpusFolder, RecipeFile, RunFolder
+from millstream.commands.options import Cache, CacheSize, CorpusFolder, CorpusPlace, RecipeFile, RunFolder
 from millstream.commands.plan import required_mixture
 from millstream.errors import CheckFailed, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
-from millstream.places import corpus_folder, existing_run, run_folder
+from millstream.places import corpus_folder, corpus_place, existing_run, run_folder
+from millstream.stream.corpora import open_corpus
 from millstream.stream.freeze import freeze_plan
 from millstream.stream.reader import check_batches
+from millstream.stream.remote import StoreSettings
 from millstream.tokenize.manifest import check_size, read_manifest
 
 Accelerators = Annotated[int, typer.Option("--num_accelerators", "--ranks", help="Ranks on this machine.", min=1)]
 Hostfile = Annotated[Path | None, typer.Option(help="DeepSpeed hostfile, for several machines.")]
 Until = Annotated[int | None, typer.Option(help="Stop after this step, with a checkpoint.", min=1)]
+
+LOCAL = StoreSettings()
 
 
 def train(
@@ -36,7 +40,9 @@ def train(
     num_accelerators: Accelerators = 1,
     until: Until = None,
     hostfile: Hostfile = None,
-    corpus: CorpusFolder = None,
+    corpus: CorpusPlace = None,
+    cache: Cache = None,
+    cache_gb: CacheSize = 256,
     run: RunFolder = None,
     control: Annotated[
         str | None, typer.Option(metavar="RUN", help="Repeat steps of this run beside it, and compare.")
@@ -52,6 +58,8 @@ def train(
 
     millstream train recipes/demo.yaml --until 50
 
+    millstream train recipes/demo.yaml --corpus s3://bucket/corpora/demo --cache /scratch/mill
+
     millstream train --control demo --at 100 --steps 20
     """
     if control is not None:
@@ -61,7 +69,8 @@ def train(
     elif recipe_file is None:
         raise UsageError("train: name a recipe, for example recipes/demo.yaml")
     else:
-        _train(recipe_file, num_accelerators, until, hostfile, corpus, run)
+        settings = StoreSettings(cache_dir=cache, cache_bytes=cache_gb * 10**9)
+        _train(recipe_file, num_accelerators, until, hostfile, corpus, run, settings)
 
 
 def _train(
@@ -69,17 +78,19 @@ def _train(
     num_accelerators: int,
     until: int | None,
     hostfile: Path | None,
-    corpus: Path | None,
+    corpus: str | None,
     run: Path | None,
+    settings: StoreSettings = LOCAL,
 ) -> None:
     from millstream.train.launch import launch
 
     recipe = load_recipe(recipe_file)
     if recipe.model is None:
         raise RecipeError(f"{recipe_file}: has no 'model' section")
-    corpus_root, run_dir = corpus_folder(recipe, corpus), run_folder(recipe, run)
+    place, run_dir = corpus_place(recipe, corpus), run_folder(recipe, run)
     # Everything that can be refused is refused before any process starts.
-    plan = freeze_plan(required_mixture(recipe, recipe_file), read_manifest(corpus_root), corpus_root)
+    opened = open_corpus(place, settings)
+    plan = freeze_plan(required_mixture(recipe, recipe_file), opened.manifest, opened.root)
     if hostfile is None:
         check_batches(plan, num_accelerators, recipe.train.micro_batch)
     if is_run(run_dir):
@@ -88,7 +99,16 @@ def _train(
         if begun.finished:
             show.line(f"{run_dir}: finished already, at step {plan.total_steps}")
             return
-    launch(recipe_file, corpus_root, run_dir, num_accelerators=num_accelerators, until=until, hostfile=hostfile)
+    cache = ["--cache", str(settings.cache_dir), "--cache-gb", str(settings.cache_bytes // 10**9)]
+    launch(
+        recipe_file,
+        place,
+        run_dir,
+        num_accelerators=num_accelerators,
+        until=until,
+        hostfile=hostfile,
+        cache=cache if settings.cache_dir else (),
+    )
     show.line(
         f"run {run_dir}: step {open_run(run_dir).last_step} of {plan.total_steps}; loss plot {run_dir / 'loss.png'}"
     )
@@ -104,7 +124,7 @@ def _control(path: Path, at: int, steps: int, num_accelerators: int, hostfile: P
     recipe_file = new / "recipe.yaml"
     recipe_file.write_text(yaml.safe_dump(run.recipe.canonical(), sort_keys=False, allow_unicode=True))
     root = next(iter(open_corpora(run).values())).root
-    _train(recipe_file, num_accelerators, last, hostfile, Path(str(root)), new)
+    _train(recipe_file, num_accelerators, last, hostfile, str(root), new)
     outcome = compare_control(path, new, at)
     same = "the same code" if outcome["same_code"] else "other code than the run began with"
     show.line(f"control {new}: {outcome['steps']} steps after step {at}, by {same}")
@@ -132,7 +152,7 @@ def run(
     _heading("build")
     build(recipe_file, corpus=corpus, tasks=tasks)
     _heading("train")
-    _train(recipe_file, num_accelerators, None, None, corpus, run)
+    _train(recipe_file, num_accelerators, None, None, str(corpus_folder(recipe, corpus)), run)
     corpus_root, run_dir = corpus_folder(recipe, corpus), run_folder(recipe, run)
     _heading("audit")
     verify_command(str(run_dir), corpus=str(corpus_root))
