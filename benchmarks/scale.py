@@ -202,13 +202,13 @@ def child(what: str, path: Path, number: int) -> None:
         print((time.perf_counter() - began) * 1e3)
         return
     name = plan.domains[number * 37 % DOMAINS]
-    start, length = plan.ring(name).tokens * (number % 7) // 8, (900, 9000)[number % 2]
+    start, length = plan.pieces(name)[0].tokens * (number % 7) // 8, (900, 9000)[number % 2]
     began = time.perf_counter()
     found = plan.exposures(name, start, start + length)
     took = (time.perf_counter() - began) * 1e3
     back = plan.locate(found.index)
-    inside = (start - 1 - back.start) % plan.ring(name).tokens
-    ahead = (back.start - start) % plan.ring(name).tokens
+    inside = (start - 1 - back.start) % plan.pieces(name)[0].tokens
+    ahead = (back.start - start) % plan.pieces(name)[0].tokens
     assert ((inside < SEQ_LEN) | (ahead < length)).all(), "an exposure does not hold the document"
     print(json.dumps([took, len(found.index)]))
 
@@ -216,7 +216,7 @@ def child(what: str, path: Path, number: int) -> None:
 def fresh(what: str, path: Path, number: int = 0) -> Any:
     """Run ``child`` in a new process."""
     command = [sys.executable, __file__, "--child", what, str(path), str(number)]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 def measure(repeats: int) -> dict[str, float]:
