@@ -43,7 +43,7 @@ def imports_of(path: Path) -> set[str]:
 @pytest.mark.parametrize("layer", LAYERS)
 def test_a_layer_imports_only_itself_and_those_below(layer: str) -> None:
     below = set(LAYERS[: LAYERS.index(layer) + 1]) | SHARED
-    for path in sorted((ROOT / layer).glob("*.py")):
+    for path in sorted((ROOT / layer).rglob("*.py")):
         assert imports_of(path) <= below, f"{path.relative_to(ROOT)} imports upwards"
 
 
