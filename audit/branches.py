@@ -105,6 +105,13 @@ def branches_of(run: Run) -> Iterator[Run]:
                 yield open_run(place)
 
 
+def controls_of(run: Run) -> Iterator[Run]:
+    """The controls that lie below a run."""
+    for place in sorted((run.path / "controls").glob("*")):
+        if is_run(place):
+            yield open_run(place)
+
+
 def _fork(run: Run, new: Path, at: int, about: dict[str, Any]) -> int:
     """Copy a run up to a checkpoint into a new folder, whose ledger gets its name last; returns the records shared."""
     if new.exists() and any(new.iterdir()):

@@ -1,6 +1,6 @@
 """Which documents lie in a span of a domain's tokens: the document tables, joined to sequences."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import polars as pl
@@ -31,10 +31,10 @@ def documents_of(corpora: Corpora, plan: Plan, located: Sequences, step: int) ->
         if not rows.size:
             continue
         first_target = (located.start[rows] + 1) % ring.tokens
-        spans = _unwrap(rows, first_target, plan.seq_len, ring.tokens)
+        spans = unwrap(rows, first_target, plan.seq_len, ring.tokens)
         corpus = corpora[ring.corpus_id]
         tables = [_table(corpus, shard) for shard in _shards(corpus, ring, spans)]
-        joined = _overlaps(pl.concat(tables), spans)
+        joined = overlaps(pl.concat(tables), spans, COLUMNS)
         epochs = pl.Series(located.epoch)[joined["row"]]
         frames.append(joined.with_columns(domain=pl.lit(ring.name), epoch=epochs))
     found = pl.concat(frames).sort("row", "first", maintain_order=True)
@@ -63,8 +63,18 @@ def _table(corpus: Corpus, shard: Shard) -> pl.DataFrame:
         raise InputError(f"{where}: damaged: {str(error).splitlines()[0]}") from error
 
 
-def _unwrap(rows: NDArray[np.intp], first: NDArray[np.int64], length: int, ring: int) -> pl.DataFrame:
-    """Target spans as pieces that do not pass the ring's end: row, start, end, at (target of start)."""
+def unwrap(rows: NDArray[np.intp], first: NDArray[np.int64], length: int, ring: int) -> pl.DataFrame:
+    """Target spans as pieces that do not pass the ring's end.
+
+    Args:
+        rows: what each span is called, (n,).
+        first: its first token in the ring, (n,).
+        length: tokens of every span.
+        ring: tokens of the ring.
+
+    Returns:
+        ``row``, ``start``, ``end`` (tokens of the ring) and ``at`` (the piece's first token, counted in its span).
+    """
     pieces: list[tuple[int, int, int, int]] = []
     for row, start in zip(rows.tolist(), first.tolist(), strict=True):
         at = 0
@@ -78,8 +88,17 @@ def _unwrap(rows: NDArray[np.intp], first: NDArray[np.int64], length: int, ring:
     )
 
 
-def _overlaps(table: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
-    """Pairs of a document and a span that share tokens; documents lie end to end in the table."""
+def overlaps(table: pl.DataFrame, spans: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Pairs of a document and a span that share tokens.
+
+    Args:
+        table: documents that lie end to end, with ``token_start`` and ``n_tokens``.
+        spans: as from ``unwrap``.
+        columns: of the documents, to take over.
+
+    Returns:
+        ``row``, those columns, and ``first``, ``last``, ``tokens``, ``from_token`` as of ``documents_of``.
+    """
     starts = table["token_start"].to_numpy()
     ends = starts + table["n_tokens"].to_numpy()
     low = np.searchsorted(ends, spans["start"].to_numpy(), side="right")
@@ -90,12 +109,12 @@ def _overlaps(table: pl.DataFrame, spans: pl.DataFrame) -> pl.DataFrame:
     pairs = pl.concat([spans[which], table[document]], how="horizontal")
     begin = pl.max_horizontal("start", "token_start")
     end = pl.min_horizontal("end", pl.col("token_start") + pl.col("n_tokens"))
-    overlaps: pl.DataFrame = pairs.select(
+    found: pl.DataFrame = pairs.select(
         "row",
-        *COLUMNS,
+        *columns,
         first=pl.col("at") + begin - pl.col("start"),
         last=pl.col("at") + end - pl.col("start") - 1,
         tokens=end - begin,
         from_token=begin - pl.col("token_start"),
     )
-    return overlaps
+    return found

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from millstream.commands import audit, change, corpus, machine, plan, takedown, train
+from millstream.commands import audit, change, corpus, export, machine, plan, takedown, train
 from millstream.errors import MillstreamError
 from millstream.files import FULL_OR_FORBIDDEN
 
@@ -27,6 +27,7 @@ for commands in (corpus, plan, train, change, machine):
     commands.add_to(app)
 app.add_typer(audit.app, name="audit")
 app.add_typer(takedown.app, name="takedown")
+app.add_typer(export.app, name="export")
 
 
 @app.command()

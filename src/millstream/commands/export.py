@@ -1,0 +1,33 @@
+"""``millstream export``: what a run or a corpus is, in the forms that others read."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from millstream import show
+from millstream.audit.corpora import open_corpora
+from millstream.audit.export_exposures import write_exposures
+from millstream.audit.exposures import exposure_slices, open_course
+from millstream.audit.runs import open_run
+from millstream.commands.options import AsJson, CorpusPlace, RunName
+from millstream.places import existing_run
+
+app = typer.Typer(help="Write what a run or a corpus is in the forms that others read.", no_args_is_help=True)
+
+Out = Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="Where to write it.", show_default=False)]
+
+
+@app.command("exposures")
+def exposures_command(run_name: RunName, out: Out, corpus: CorpusPlace = None, as_json: AsJson = False) -> None:
+    """Every document in every row of every step that was fed, branches too, as one table (.parquet or .csv).
+
+    Example: millstream export exposures demo --out exposures.parquet
+    """
+    run = open_run(existing_run(run_name))
+    course = open_course(run, open_corpora(run, corpus))
+    written = write_exposures(out, exposure_slices(course))
+    if as_json:
+        show.json({"run": run.name, "file": str(out), "exposures": written, "steps_fed": len(course.fed)})
+        return
+    show.line(f"{out}: {written:,} exposures in {len(course.fed):,} records of steps")
