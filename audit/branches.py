@@ -17,7 +17,7 @@ import polars as pl
 
 from millstream.audit.change import Reason, checkpoint_at
 from millstream.audit.corpora import open_corpora
-from millstream.audit.ledger import FILE, open_ledger
+from millstream.audit.ledger import FILE, move_ledger, open_ledger
 from millstream.audit.runs import Run, code_digest, environment, is_run, open_run, place_of
 from millstream.errors import InputError, UsageError
 
@@ -98,8 +98,8 @@ def compare_control(path: Path, new: Path, at: int) -> dict[str, Any]:
 
 def branches_of(run: Run) -> Iterator[Run]:
     """The branches that a run's ledger names and that lie where they were made."""
-    for record in run.records:
-        if record.kind == "branch" and "to" in record.body:
+    for record in run.records.of("branch"):
+        if "to" in record.body:
             place = run.path / str(record.body["to"])
             if is_run(place):
                 yield open_run(place)
@@ -117,13 +117,13 @@ def _fork(run: Run, new: Path, at: int, about: dict[str, Any]) -> int:
     if new.exists() and any(new.iterdir()):
         raise UsageError(f"{new}: holds something already; give the branch another folder")
     saved = checkpoint_at(run, at)
-    first_attempt = next((r.seq for r in run.records if r.kind == "attempt"), len(run.records))
+    first_attempt = next((r.seq for r in run.records.of("attempt")), len(run.records))
     last = first_attempt - 1 if saved is None else saved.seq
     new.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(run.path / "run.json", new / "run.json")
     if saved is not None:
         shutil.copytree(run.path / saved.path, new / saved.path, copy_function=_link)
-        _copy_metrics(run, new, at, sum(1 for r in run.records[: last + 1] if r.kind == "attempt"))
+        _copy_metrics(run, new, at, sum(r.seq <= last for r in run.records.of("attempt")))
     beginning = new / ".start"
     beginning.mkdir()
     with (run.path / FILE).open("rb") as old, (beginning / FILE).open("wb") as file:
@@ -132,7 +132,7 @@ def _fork(run: Run, new: Path, at: int, about: dict[str, Any]) -> int:
     corpora = [place_of(new, corpus) for corpus in open_corpora(run).values()]
     with open_ledger(beginning) as ledger:
         ledger.append("branch", about | {"at": at, "of": run.run_id, "corpora": corpora})
-    (beginning / FILE).rename(new / FILE)
+    move_ledger(beginning, new)
     beginning.rmdir()
     return last + 1
 

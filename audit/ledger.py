@@ -16,6 +16,8 @@ from typing import Any, BinaryIO, Self
 
 import orjson
 
+from millstream.audit import ledger_index
+from millstream.audit.ledger_index import IndexWriter, known_rows, scan_rows
 from millstream.canonical import canonical_bytes, digest
 from millstream.errors import CheckFailed, InputError, SetupError, UsageError
 
@@ -56,9 +58,10 @@ def record_hash(seq: int, kind: str, body: dict[str, Any], prev: str) -> str:
 class Ledger:
     """An open ledger, locked for this process. Use ``open_ledger``."""
 
-    def __init__(self, path: Path, file: BinaryIO, last: Record | None) -> None:
+    def __init__(self, path: Path, file: BinaryIO, index: IndexWriter, last: Record | None) -> None:
         self.path = path
         self._file = file
+        self._index = index
         self._next = last.seq + 1 if last else 0
         self._prev = last.hash if last else FIRST
 
@@ -74,14 +77,17 @@ class Ledger:
         hashed = record_hash(self._next, kind, body, self._prev)
         record = Record(self._next, kind, body, self._prev, hashed)
         end = self._file.tell()
+        line = canonical_bytes(asdict(record)) + b"\n"
+        row = ledger_index.pack(kind, body, hashed, end + len(line))
         try:
-            rest = memoryview(canonical_bytes(asdict(record)) + b"\n")
+            rest = memoryview(line)
             while rest:
                 rest = rest[self._file.write(rest) :]
         except OSError as error:
             self._file.truncate(end)
             self._file.seek(end)
             raise SetupError(f"{self.path}: record {self._next} cannot be written: {error.strerror}") from error
+        self._index.add(row)
         self._next, self._prev = self._next + 1, hashed
         return record
 
@@ -92,6 +98,7 @@ class Ledger:
     def close(self) -> None:
         """Sync, release the lock and close."""
         self.sync()
+        self._index.close()
         self._file.close()
 
     def __enter__(self) -> Self:
@@ -122,12 +129,13 @@ def open_ledger(run_dir: Path) -> Ledger:
     whole, torn = _whole_end(file)
     try:
         last = _last_record(file, whole, path)
+        file.truncate(whole)
+        index = _open_index(run_dir, file)
     except InputError:
         file.close()
         raise
-    file.truncate(whole)
     file.seek(whole)
-    ledger = Ledger(path, file, last)
+    ledger = Ledger(path, file, index, last)
     if torn:
         ledger.append("note", {"text": f"cut off {torn} bytes of an incomplete last record", "by": "millstream"})
     return ledger
@@ -148,7 +156,7 @@ def read_ledger(run_dir: Path) -> Iterator[Record]:
     with file:
         for number, line in enumerate(file, 1):
             if line.endswith(b"\n"):
-                yield _parse(line, f"{path}:{number}")
+                yield parse_record(line, f"{path}:{number}")
 
 
 def check_chain(run_dir: Path) -> int:
@@ -165,7 +173,7 @@ def check_chain(run_dir: Path) -> int:
                 break
             where = f"{path}:{count + 1}"
             try:
-                record = _parse(line, where)
+                record = parse_record(line, where)
             except InputError as error:
                 raise CheckFailed(str(error)) from error
             _check_link(record, count, prev, line, where)
@@ -185,7 +193,12 @@ def _check_link(record: Record, seq: int, prev: str, line: bytes, where: str) ->
         raise CheckFailed(f"{where}: not in canonical form")
 
 
-def _parse(line: bytes, where: str) -> Record:
+def parse_record(line: bytes, where: str) -> Record:
+    """The record that a line holds, its hash unchecked; ``where`` names the line in errors.
+
+    Raises:
+        InputError: the line is not a record.
+    """
     try:
         record = Record(**orjson.loads(line))
     except (orjson.JSONDecodeError, TypeError) as error:
@@ -193,6 +206,22 @@ def _parse(line: bytes, where: str) -> Record:
     if not isinstance(record.body, dict) or not isinstance(record.seq, int):
         raise InputError(f"{where}: not a ledger record: wrong types")
     return record
+
+
+def move_ledger(old: Path, new: Path) -> None:
+    """Move a closed ledger to another folder of the same disk; it is there when all of it is."""
+    if (old / ledger_index.FILE).exists():
+        (old / ledger_index.FILE).replace(new / ledger_index.FILE)
+    (old / FILE).rename(new / FILE)
+
+
+def _open_index(run_dir: Path, ledger: BinaryIO) -> IndexWriter:
+    """The index, brought up to the ledger."""
+    known = known_rows(run_dir / ledger_index.FILE, ledger)
+    index = IndexWriter(run_dir / ledger_index.FILE, len(known))
+    for packed in scan_rows(ledger, known, str(run_dir / FILE)):
+        index.add(packed)
+    return index
 
 
 def _whole_end(file: BinaryIO) -> tuple[int, int]:
@@ -222,7 +251,7 @@ def _last_record(file: BinaryIO, end: int, path: Path) -> Record | None:
             break
         at = start
     file.seek(at)
-    record = _parse(file.read(end - at), f"{path}: last record")
+    record = parse_record(file.read(end - at), f"{path}: last record")
     if record_hash(record.seq, record.kind, record.body, record.prev) != record.hash:
         raise InputError(
             f"{path}: the last record ({record.seq}) does not match its hash; run 'millstream audit verify'"

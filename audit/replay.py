@@ -4,7 +4,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from millstream.audit.feed import leaf_hashes, step_root
-from millstream.audit.runs import FedStep, Run
+from millstream.audit.records import FedStep
+from millstream.audit.runs import Run
 from millstream.errors import CheckFailed
 from millstream.stream.corpora import Corpora
 from millstream.stream.reader import Stream, open_stream

@@ -9,26 +9,29 @@ import os
 import platform
 import shutil
 import sys
-from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 import millstream
 from millstream.audit.ledger import FILE as LEDGER
-from millstream.audit.ledger import Record, open_ledger, read_ledger
+from millstream.audit.ledger import Record, move_ledger, open_ledger
+from millstream.audit.records import Fed, FedStep, Records, Returns, StepRows, open_records, returns_of, step_rows
 from millstream.canonical import canonical_bytes, digest
 from millstream.errors import InputError, UsageError
 from millstream.files import sha256_file, write_bytes
-from millstream.mixture.recipe import Recipe
 from millstream.stream.corpora import Corpus
 from millstream.stream.plan import Plan
 from millstream.stream.plan_json import plan_from_json, plan_to_json
 from millstream.stream.segments import Segment, segments_of
+
+if TYPE_CHECKING:
+    from millstream.mixture.recipe import Recipe
 
 FORMAT = "millstream-run/1"
 LIBRARIES = ("deepspeed", "numpy", "polars", "tokenizers", "torch")
@@ -41,22 +44,6 @@ class Attempt:
     number: int
     checkpoint_step: int
     world: int
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class FedStep:
-    """A step record: what one attempt fed to the engine. ``seq`` is the record's place in the ledger."""
-
-    seq: int
-    step: int
-    attempt: int
-    segment: int
-    first_index: int
-    sequences: int
-    tokens: int
-    root: str
-    update_applied: bool
-    loss: int | str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,11 +64,14 @@ class Run:
 
     path: Path
     info: dict[str, Any]
-    records: tuple[Record, ...]
+    records: Records
 
     @cached_property
-    def recipe(self) -> Recipe:
+    def recipe(self) -> "Recipe":
         """The frozen recipe."""
+        # Most questions need none of it, and its schema takes longer to make than they take to answer.
+        from millstream.mixture.recipe import Recipe
+
         return Recipe.model_validate(self.info["recipe"])
 
     @cached_property
@@ -99,27 +89,26 @@ class Run:
         """The plan under which each segment's steps are fed, by the segment's id."""
         plans: dict[int, Plan] = {}
         plan = self.first_plan
-        for record in self.records:
-            if record.kind == "segment":
-                if "plan" in record.body:
-                    plan = plan_from_json(record.body["plan"])
-                plans |= {int(body["id"]): plan for body in _segment_bodies(record)}
+        for record in self.records.of("segment"):
+            if "plan" in record.body:
+                plan = plan_from_json(record.body["plan"])
+            plans |= {int(body["id"]): plan for body in _segment_bodies(record)}
         return plans
 
     @property
     def corpus_places(self) -> tuple[Path | str, ...]:
         """Folders or URLs where the corpora lay: the first, and those that amendments brought in."""
         entries = [self.info["corpus"]]
-        for record in self.records:
-            if record.kind in ("segment", "branch"):
-                entries += record.body.get("corpora", [])
+        for record in self.records.of("segment", "branch"):
+            entries += record.body.get("corpora", [])
         places = [str(entry["path"]) for entry in entries]
         return tuple(dict.fromkeys(place if "://" in place else (self.path / place).resolve() for place in places))
 
     @cached_property
     def branch(self) -> dict[str, Any] | None:
         """The record by which this run left another, None where it began by itself."""
-        return next((r.body for r in reversed(self.records) if r.kind == "branch" and "of" in r.body), None)
+        own = [r.body for r in self.records.of("branch") if "of" in r.body]
+        return own[-1] if own else None
 
     @property
     def is_control(self) -> bool:
@@ -139,38 +128,38 @@ class Run:
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """The run's segments, in order."""
-        bodies = [b for r in self.records if r.kind == "segment" for b in _segment_bodies(r)]
+        bodies = [b for r in self.records.of("segment") for b in _segment_bodies(r)]
         return tuple(Segment(**{**b, "skip": tuple(b["skip"]) if b["skip"] else None}) for b in bodies)
 
     @cached_property
     def attempts(self) -> tuple[Attempt, ...]:
         """Starts of the processes, in order."""
-        bodies = [r.body for r in self.records if r.kind == "attempt"]
+        bodies = [r.body for r in self.records.of("attempt")]
         return tuple(
             Attempt(number=b["attempt"], checkpoint_step=b["checkpoint_step"], world=b["world"]) for b in bodies
         )
 
     @cached_property
-    def fed(self) -> dict[int, list[FedStep]]:
+    def fed(self) -> Mapping[int, Sequence[FedStep]]:
         """Step records by step, in the order in which they were fed."""
-        found: dict[int, list[FedStep]] = defaultdict(list)
-        for record in self.records:
-            if record.kind == "step":
-                body = {name: record.body[name] for name in FedStep.__slots__ if name != "seq"}
-                found[body["step"]].append(FedStep(seq=record.seq, **body))
-        return dict(found)
+        return Fed(self.records)
+
+    @cached_property
+    def steps(self) -> StepRows:
+        """All step records as arrays."""
+        return step_rows(self.records, self._returns)
 
     @cached_property
     def checkpoints(self) -> tuple[SavedCheckpoint, ...]:
         """Checkpoint records, in order; the folders may have been removed since."""
         names = [name for name in SavedCheckpoint.__slots__ if name != "seq"]
-        saved = [r for r in self.records if r.kind == "checkpoint"]
+        saved = self.records.of("checkpoint")
         return tuple(SavedCheckpoint(seq=r.seq, **{name: r.body[name] for name in names}) for r in saved)
 
     @property
     def last_step(self) -> int:
         """The last step of the lineage: fed, and not superseded by a later attempt."""
-        return max((step for step in self.fed if self.learned(step)), default=0)
+        return self.steps.last_learned
 
     @property
     def finished(self) -> bool:
@@ -186,18 +175,15 @@ class Run:
 
     def superseded(self, fed: FedStep) -> bool:
         """True where a later attempt or a rollback went back to a step before it."""
-        return any(seq > fed.seq and step < fed.step for seq, step in self._returns)
+        return self._returns.after(fed.seq, fed.step)
 
     def given_up(self, saved: SavedCheckpoint) -> bool:
         """True where the lineage went back to before a checkpoint, so that nothing may continue from it."""
-        return any(seq > saved.seq and step < saved.step for seq, step in self._returns)
+        return self._returns.after(saved.seq, saved.step)
 
     @cached_property
-    def _returns(self) -> list[tuple[int, int]]:
-        """Where the lineage went back: record and the step after which it goes on."""
-        field = {"attempt": "checkpoint_step", "rollback": "to_step"}
-        found = [(r.seq, int(r.body[field[r.kind]])) for r in self.records if r.kind in field]
-        return found + [(r.seq, int(r.body["at"])) for r in self.records if r.kind == "branch" and "of" in r.body]
+    def _returns(self) -> Returns:
+        return returns_of(self.records)
 
     def segment_of(self, step: int) -> Segment:
         """The segment that a step lies in."""
@@ -211,7 +197,7 @@ def _segment_bodies(record: Record) -> list[dict[str, Any]]:
     return [record.body["segment"], *record.body.get("later", [])]
 
 
-def create_run(path: Path, recipe: Recipe, plan: Plan, corpus: Corpus) -> None:
+def create_run(path: Path, recipe: "Recipe", plan: Plan, corpus: Corpus) -> None:
     """Freeze a new run: write ``run.json`` and begin the ledger with the run and its segments.
 
     The ledger gets its name when it is whole, so a start that was cut short is no run.
@@ -249,7 +235,7 @@ def create_run(path: Path, recipe: Recipe, plan: Plan, corpus: Corpus) -> None:
         ledger.append("run", body)
         for segment in segments_of(plan):
             ledger.append("segment", {"segment": asdict(segment), "why": "plan", "by": "recipe"})
-    (beginning / LEDGER).rename(path / LEDGER)
+    move_ledger(beginning, path)
     beginning.rmdir()
 
 
@@ -280,13 +266,13 @@ def open_run(path: Path) -> Run:
         raise InputError(f"{path / 'run.json'}: damaged: {error}") from error
     if not isinstance(info, dict) or info.get("format") != FORMAT:
         raise InputError(f"{path / 'run.json'}: expected format {FORMAT}")
-    records = tuple(read_ledger(path))
+    records = open_records(path)
     if not records or records[0].kind != "run":
         raise InputError(f"{path}: the ledger does not begin with a run record; the run was never started whole")
     return Run(path, info, records)
 
 
-def require_same(run: Run, recipe: Recipe, plan: Plan) -> None:
+def require_same(run: Run, recipe: "Recipe", plan: Plan) -> None:
     """Refuse to continue a run under another recipe or over another corpus.
 
     Raises:

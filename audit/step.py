@@ -5,7 +5,8 @@ from dataclasses import dataclass
 import numpy as np
 import polars as pl
 
-from millstream.audit.runs import FedStep, Run
+from millstream.audit.records import FedStep
+from millstream.audit.runs import Run
 from millstream.errors import UsageError
 from millstream.stream.corpora import Corpora
 from millstream.stream.documents import documents_of

@@ -85,8 +85,8 @@ def take_down(path: Path, asked: Sequence[Question], from_step: int | None, give
 def takedown_report(run: Run) -> list[dict[str, Any]]:
     """Every takedown of a run, with what was seen before it and what is fed after it, from the plans and records."""
     reports = []
-    for record in run.records:
-        if record.kind != "segment" or not record.body.get("amendment", {}).get("takedowns"):
+    for record in run.records.of("segment"):
+        if not record.body.get("amendment", {}).get("takedowns"):
             continue
         from_step = int(record.body["amendment"]["from_step"])
         for raw in record.body["amendment"]["takedowns"]:

@@ -8,12 +8,15 @@ checkpoints  every file that a checkpoint record names, where the checkpoint was
 roots        the root of every step, derived again from plan and corpus
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 
 from millstream.audit.corpora import open_corpora
 from millstream.audit.ledger import check_chain
+from millstream.audit.ledger_index import FILE as INDEX
+from millstream.audit.records import fed_step, index_fits, scan_records
 from millstream.audit.replay import replay
 from millstream.audit.runs import Run
 from millstream.errors import CheckFailed, InputError, UsageError
@@ -42,6 +45,11 @@ def verify_run(run: Run, place: Root | str | None = None) -> Iterator[Check]:
         place: where its corpus lies now, as of ``open_corpora``.
     """
     yield _check("chain", lambda: _chain(run))
+    try:
+        # Not by the index, which nothing vouches for.
+        run = replace(run, records=scan_records(run.path))
+    except InputError:
+        return
     yield _check("plans", lambda: _plans(run))
     yield _check("steps", lambda: _steps(run))
     corpora: dict[str, Corpus] = {}
@@ -67,17 +75,22 @@ def _chain(run: Run) -> tuple[int, list[str]]:
     count = check_chain(run.path)
     found = sha256_file(run.path / "run.json")
     wanted = run.records[0].body["run_json"]
-    return count, [] if found == wanted else [f"{run.path / 'run.json'}: altered: {found[:16]}, recorded {wanted[:16]}"]
+    findings = [f"{run.path / 'run.json'}: altered: {found[:16]}, recorded {wanted[:16]}"] if found != wanted else []
+    if not index_fits(scan_records(run.path)):
+        findings.append(f"{run.path / INDEX}: is not what the ledger gives; remove it, it is made anew")
+    return count, findings
 
 
 def _steps(run: Run) -> tuple[int, list[str]]:
     findings = []
     expected: dict[int, int] = {attempt.number: attempt.checkpoint_step + 1 for attempt in run.attempts}
+    fed_by: dict[int, set[int]] = defaultdict(set)
     count = 0
     for record in run.records:
         if record.kind != "step":
             continue
         count += 1
+        fed_by[record.body["attempt"]].add(record.body["step"])
         body, where = record.body, f"{run.path}: record {record.seq}"
         if body["attempt"] not in expected:
             findings.append(f"{where}: step {body['step']} belongs to attempt {body['attempt']}, which never began")
@@ -99,7 +112,7 @@ def _steps(run: Run) -> tuple[int, list[str]]:
             findings.append(
                 f"attempt {attempt.number} continues after step {attempt.checkpoint_step}, which was never fed"
             )
-        fed_before |= {s for s, fed in run.fed.items() if any(f.attempt == attempt.number for f in fed)}
+        fed_before |= fed_by[attempt.number]
     return count, findings
 
 
@@ -175,7 +188,7 @@ def _checkpoints(run: Run) -> tuple[int, list[str]]:
 def _roots(run: Run, corpora: Corpora) -> tuple[int, list[str]]:
     if not corpora:
         raise InputError(f"{run.path}: without its corpora no root can be derived")
-    steps = [fed for step in sorted(run.fed) for fed in run.fed[step]]
+    steps = sorted(map(fed_step, run.records.of("step")), key=lambda fed: (fed.step, fed.seq))
     findings = [
         f"step {r.fed.step} (attempt {r.fed.attempt}): root {r.fed.root[:16]} in the ledger, {r.root[:16]} derived"
         for r in replay(run, corpora, steps)

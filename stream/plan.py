@@ -141,12 +141,12 @@ class Plan:
             stretches.append((first, phase.end, phase.batch))
         return of_stretches(stretches)
 
-    @property
+    @cached_property
     def corpus_ids(self) -> tuple[str, ...]:
         """The corpora that the rings lie in, in the order in which they came."""
         return tuple(dict.fromkeys(ring.corpus_id for ring in self.rings))
 
-    @property
+    @cached_property
     def plan_id(self) -> str:
         """Digest of the mixture section, the corpora, the algorithms' versions and all amendments, as hex."""
         content = {"mixture": self.mixture_digest, "corpora": sorted(self.corpus_ids), "algorithms": ALGORITHMS}
@@ -199,6 +199,14 @@ class Plan:
 
     def locate(self, indices: U64) -> Sequences:
         """Sequences at the given global indices, each below ``total_sequences``."""
+        return self._order(*self.running(indices))
+
+    def running(self, indices: U64) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of the sequences at global indices the domain, a position in ``domains``, and its running index; both (n,).
+
+        Raises:
+            UsageError: the plan ends before one of them.
+        """
         if indices.size and int(indices.max()) >= self.total_sequences:
             raise UsageError(f"the plan ends at sequence {self.total_sequences}, asked for {int(indices.max())}")
         domain = np.empty(indices.shape, np.int64)
@@ -213,7 +221,26 @@ class Plan:
             cursor = np.array([phase.cursors[name] for name in phase.tree.domains], np.int64)
             domain[chosen] = of_ring[leaf]
             running[chosen] = cursor[leaf] + rank.astype(np.int64)
-        return self._order(domain, running)
+        return domain, running
+
+    def indices(self, domain: str, running: U64) -> tuple[U64, NDArray[np.int64]]:
+        """Where a domain's sequences lie: the global index of each running index and the phase's number; both (n,).
+
+        Raises:
+            UsageError: the plan ends before one of them.
+        """
+        if running.size and int(running.max()) >= (consumed := self.consumed(domain)):
+            raise UsageError(f"the plan reads {consumed} sequences of '{domain}', asked for {int(running.max())}")
+        index = np.empty(running.shape, np.uint64)
+        phases = np.empty(running.shape, np.int64)
+        for number, phase in enumerate(self.phases):
+            cursor = phase.cursors.get(domain, 0)
+            inside = (running >= cursor) & (running < cursor + phase.taken(domain))
+            if inside.any():
+                items = quota.items_of(phase.tree, domain, running[inside] - np.uint64(cursor))
+                index[inside] = self._shuffle(phase, items, invert_groups) + np.uint64(phase.first)
+                phases[inside] = number
+        return index, phases
 
     def exposures(self, domain: str, start: int, end: int, corpus_id: str | None = None) -> Exposures:
         """Every place in the plan where tokens ``[start, end)`` of a domain are targets.
@@ -236,15 +263,7 @@ class Plan:
 
     def _ring_exposures(self, ring: Ring, start: int, end: int) -> Exposures:
         running, epoch, tokens = self._reads(ring, start, end)
-        index = np.empty(running.shape, np.uint64)
-        phases = np.empty(running.shape, np.int64)
-        for number, phase in enumerate(self.phases):
-            cursor = phase.cursors.get(ring.name, 0)
-            inside = (running >= cursor) & (running < cursor + phase.taken(ring.name))
-            if inside.any():
-                items = quota.items_of(phase.tree, ring.name, running[inside] - np.uint64(cursor))
-                index[inside] = self._shuffle(phase, items, invert_groups) + np.uint64(phase.first)
-                phases[inside] = number
+        index, phases = self.indices(ring.name, running)
         step, row = self.batches.locate(index)
         for stone in self.tombstones:
             low, high = max(start, stone.start), min(end, stone.end)

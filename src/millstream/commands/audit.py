@@ -1,6 +1,7 @@
 """``millstream audit``: what a run saw, when, and whether its record holds."""
 
 from dataclasses import replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,7 @@ from millstream.audit.branches import branches_of
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import DocumentAudit, audit_document, hex_keys
 from millstream.audit.lookup import Question, question, question_from_file
-from millstream.audit.mixture import audit_mixture
+from millstream.audit.mixture import audit_intervals, audit_mixture, audit_repeats
 from millstream.audit.runs import Run, open_run
 from millstream.audit.step import StepAudit, audit_step
 from millstream.audit.verify import Check, verify_run
@@ -129,18 +130,44 @@ def why_command(
 
 
 @app.command("mixture")
-def mixture_command(run_name: RunName, as_json: AsJson = False) -> None:
+def mixture_command(
+    run_name: RunName,
+    intervals: Annotated[
+        bool, typer.Option("--intervals", help="Every interval: accepted, superseded, of branches (trial), control.")
+    ] = False,
+    over: Annotated[
+        float | None, typer.Option(metavar="EPOCHS", help="Domains that are read through more often than this.", min=0)
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Planned against realised sequences, per phase and domain.
 
-    Example: millstream audit mixture demo
+    Examples: millstream audit mixture demo
+
+    millstream audit mixture demo --intervals --over 1
     """
     run = open_run(existing_run(run_name))
     mixed = audit_mixture(run)
+    fed, domains = audit_intervals(run) if intervals else (None, None)
+    repeats = audit_repeats(run, Decimal(str(over))) if over is not None else None
     if as_json:
-        show.json({"run": run.name, "last_step": run.last_step, "mixture": mixed.to_dicts()})
+        answer: dict[str, Any] = {"run": run.name, "last_step": run.last_step, "mixture": mixed.to_dicts()}
+        if fed is not None and domains is not None:
+            by_interval = domains.group_by("interval", maintain_order=True).agg(
+                pl.struct("domain", "planned", "realised")
+            )
+            mixes = dict(by_interval.iter_rows())
+            answer["intervals"] = [row | {"mixture": mixes.get(n, [])} for n, row in enumerate(fed.to_dicts())]
+        show.json(answer if repeats is None else answer | {"over": over, "repeats": repeats.to_dicts()})
         return
     show.line(f"run {run.name}: {run.last_step} of {run.plan.total_steps} steps learned")
     show.table(None, mixed.columns, mixed.rows())
+    if fed is not None:
+        show.table("intervals", fed.columns, fed.rows())
+    if repeats is not None and repeats.is_empty():
+        show.line(f"no domain is read through more than {over:g} times")
+    elif repeats is not None:
+        show.table(f"read through more than {over:g} times", repeats.columns, repeats.rows())
 
 
 @app.command("verify")
