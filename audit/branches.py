@@ -18,6 +18,7 @@ import polars as pl
 from millstream.audit.change import Reason, checkpoint_at
 from millstream.audit.corpora import open_corpora
 from millstream.audit.ledger import FILE, move_ledger, open_ledger
+from millstream.audit.losses import copy_losses
 from millstream.audit.runs import Run, code_digest, environment, is_run, open_run, place_of
 from millstream.errors import InputError, UsageError
 
@@ -124,6 +125,7 @@ def _fork(run: Run, new: Path, at: int, about: dict[str, Any]) -> int:
     if saved is not None:
         shutil.copytree(run.path / saved.path, new / saved.path, copy_function=_link)
         _copy_metrics(run, new, at, sum(r.seq <= last for r in run.records.of("attempt")))
+        copy_losses(run, new, last + 1)
     beginning = new / ".start"
     beginning.mkdir()
     with (run.path / FILE).open("rb") as old, (beginning / FILE).open("wb") as file:

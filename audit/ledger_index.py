@@ -92,8 +92,9 @@ def known_rows(path: Path, ledger: BinaryIO) -> Rows:
         return nothing
     start, end = int(ends[count - 2]) if count > 1 else 0, int(ends[count - 1])
     ledger.seek(start)
+    line = ledger.read(end - start)
     try:
-        fits = pack_line(ledger.read(end - start), end) == rows[count - 1].tobytes()
+        fits = line.find(b"\n") == len(line) - 1 and pack_line(line, end) == rows[count - 1].tobytes()
     except InputError:
         fits = False
     return rows[:count] if fits else nothing

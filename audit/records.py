@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from millstream.audit import ledger_index
 from millstream.audit.ledger import FILE, Record, parse_record
 from millstream.audit.ledger_index import Rows, known_rows, scan_rows, unpack
-from millstream.errors import UsageError
+from millstream.errors import InputError, UsageError
 
 BACK = ("attempt", "rollback", "branch")
 """Kinds of records that let a lineage go on after an earlier step."""
@@ -33,6 +33,8 @@ class FedStep:
     root: str
     update_applied: bool
     loss: int | str
+    losses: str | None = None
+    """SHA-256 of the losses of its sequences (``millstream.audit.losses``), None where they were not recorded."""
 
 
 class Records(Sequence[Record]):
@@ -67,7 +69,7 @@ class Records(Sequence[Record]):
         """The records of these numbers.
 
         Raises:
-            InputError: a line is no record.
+            InputError: a line is not that record.
         """
         with self.path.open("rb") as file:
             at = 0
@@ -76,7 +78,12 @@ class Records(Sequence[Record]):
                 if at != start:
                     file.seek(start)
                 at = end
-                yield parse_record(file.read(end - start), f"{self.path}:{number + 1}")
+                record = parse_record(file.read(end - start), f"{self.path}:{number + 1}")
+                if record.seq != number:
+                    raise InputError(
+                        f"{self.path}:{number + 1}: holds record {record.seq}; run 'millstream audit verify'"
+                    )
+                yield record
 
 
 class Fed(Mapping[int, Sequence[FedStep]]):
@@ -162,7 +169,8 @@ def index_fits(records: Records) -> bool:
 
 def fed_step(record: Record) -> FedStep:
     """What a step record says."""
-    return FedStep(seq=record.seq, **{name: record.body[name] for name in FedStep.__slots__ if name != "seq"})
+    given = {name: record.body[name] for name in FedStep.__slots__ if name not in ("seq", "losses")}
+    return FedStep(seq=record.seq, losses=record.body.get("losses"), **given)
 
 
 def returns_of(records: Records) -> Returns:

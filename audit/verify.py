@@ -5,6 +5,7 @@ plans        each amended plan is the one before it, amended as recorded, and no
 steps        each attempt continues where its checkpoint ended; index ranges are the plan's
 corpus       every file's size and SHA-256, the manifest's own identity
 checkpoints  every file that a checkpoint record names, where the checkpoint was not removed
+losses       the losses of every step's sequences, where the file was not removed
 roots        the root of every step, derived again from plan and corpus
 """
 
@@ -16,6 +17,7 @@ from itertools import takewhile
 from millstream.audit.corpora import open_corpora
 from millstream.audit.ledger import check_chain
 from millstream.audit.ledger_index import FILE as INDEX
+from millstream.audit.losses import check_losses
 from millstream.audit.records import fed_step, index_fits, scan_records
 from millstream.audit.replay import replay
 from millstream.audit.runs import Run
@@ -60,6 +62,7 @@ def verify_run(run: Run, place: Root | str | None = None) -> Iterator[Check]:
 
     yield _check("corpus", open_and_check)
     yield _check("checkpoints", lambda: _checkpoints(run))
+    yield _check("losses", lambda: check_losses(run))
     yield _check("roots", lambda: _roots(run, corpora))
 
 

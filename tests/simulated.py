@@ -4,9 +4,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from corpora import build, recipe_dict, write_domain, write_recipe
 
 from millstream.audit.ledger import open_ledger
+from millstream.audit.losses import LossWriter
 from millstream.audit.runs import Run, create_run, open_run
 from millstream.stream.corpora import open_corpus
 from millstream.stream.freeze import freeze_plan
@@ -25,16 +27,21 @@ def begin(home: Path, mixture: dict[str, Any], documents: dict[str, int]) -> Pat
     return home / "run"
 
 
-def train(
-    path: Path, after: int, last: int, applied: Callable[[int], bool] = lambda step: True, root: str = "0" * 64
-) -> Run:
+def losses_of(step: int, attempt: int, sequences: int) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Losses that differ by step, attempt and row."""
+    return (4 - step / 100 + attempt / 8 + np.arange(sequences) / 64).astype(np.float32)
+
+
+def train(path: Path, after: int, last: int, applied: Callable[[int], bool] = lambda step: True) -> Run:
     """An attempt that continues after a checkpoint and feeds steps up to ``last``, each with a checkpoint."""
     with open_ledger(path) as ledger:
         run = open_run(path)
         attempt = len(run.attempts) + 1
+        writer = LossWriter(path, attempt)
         ledger.append("attempt", {"attempt": attempt, "segment": 0, "checkpoint_step": after, "world": 1})
         for step in range(after + 1, last + 1):
             first, end = run.plan.span(step)
+            losses = losses_of(step, attempt, end - first)
             body = {
                 "step": step,
                 "attempt": attempt,
@@ -42,13 +49,15 @@ def train(
                 "first_index": first,
                 "sequences": end - first,
                 "tokens": (end - first) * run.plan.seq_len,
-                "root": root,
+                "root": "0" * 64,
                 "update_applied": applied(step),
-                "loss": 4_000_000 - step,
+                "loss": round(float(losses.mean()) * 1e6),
+                "losses": writer.add(losses),
             }
             ledger.append("step", body)
             saved = path / "checkpoints" / f"step-{step:08}"
             saved.mkdir(parents=True, exist_ok=True)
             about = {"path": f"checkpoints/{saved.name}", "digest": "0" * 64, "files": {}}
             ledger.append("checkpoint", {"step": step, "attempt": attempt, **about})
+        writer.close()
     return open_run(path)

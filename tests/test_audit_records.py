@@ -96,7 +96,7 @@ def test_an_index_in_any_state_costs_no_answer(tmp_path_factory: pytest.TempPath
     write_run(run)
     path = run / ledger_index.FILE
     whole = path.read_bytes()
-    kind = data.draw(st.sampled_from(["cut", "missing", "zeros", "behind", "ledger lost its tail", "other"]))
+    kind = data.draw(st.sampled_from(["cut", "missing", "zeros", "behind", "ledger lost its tail", "longer", "other"]))
     at = data.draw(st.integers(0, len(whole) - 1))
     if kind == "cut":
         path.write_bytes(whole[:at])
@@ -109,6 +109,9 @@ def test_an_index_in_any_state_costs_no_answer(tmp_path_factory: pytest.TempPath
     elif kind == "ledger lost its tail":
         ledger = (run / FILE).read_bytes()
         (run / FILE).write_bytes(ledger[: data.draw(st.integers(1, len(ledger)))])
+    elif kind == "longer":
+        ledger = (run / FILE).read_bytes()
+        (run / FILE).write_bytes(ledger.replace(b'"update_applied":true', b'"update_applied":false', 1))
     else:
         path.write_bytes(b"something else\n" * 100)
     assert_as_read(run)

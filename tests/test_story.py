@@ -22,6 +22,7 @@ from millstream.audit.corpora import open_corpora
 from millstream.audit.document import audit_document, exposures
 from millstream.audit.ledger import read_ledger
 from millstream.audit.lookup import Question, find
+from millstream.audit.losses import read_losses
 from millstream.audit.mixture import audit_mixture
 from millstream.audit.runs import Run, open_run
 from millstream.audit.step import audit_step
@@ -101,7 +102,7 @@ def steps_of(run: Path) -> list[dict[str, Any]]:
 def verified(folder: Path, run: str) -> None:
     done = millstream(folder, "audit", "verify", run, "--json")
     checks = json.loads(done.stdout)["checks"]
-    assert [c["name"] for c in checks] == ["chain", "plans", "steps", "corpus", "checkpoints", "roots"]
+    assert [c["name"] for c in checks] == ["chain", "plans", "steps", "corpus", "checkpoints", "losses", "roots"]
     assert all(c["looked_at"] and not c["findings"] for c in checks)
 
 
@@ -110,6 +111,9 @@ def test_the_loss_falls_and_the_record_holds(home: Path, run: Run) -> None:
     assert len(losses) == STEPS
     assert np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.5e6
     assert run.finished
+    for step in range(1, STEPS + 1):
+        (fed,) = run.fed[step]
+        assert read_losses(run, fed).mean() * 1e6 == pytest.approx(fed.loss, rel=1e-3)
     assert (home / "whole" / "loss.png").read_bytes().startswith(b"\x89PNG")
     verified(home, "whole")
 

@@ -16,8 +16,9 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
-from millstream.audit.feed import leaf_hashes, step_root
+from millstream.audit.feed import check_tripwires, leaf_hashes, step_root, tripwires
 from millstream.audit.ledger import Ledger
+from millstream.audit.losses import LossWriter
 from millstream.audit.runs import Run
 from millstream.stream.reader import Batch, Stream
 from millstream.stream.tombstones import masked_targets
@@ -41,9 +42,15 @@ class Recorder:
     """What rank 0 writes to."""
 
     ledger: Ledger
+    losses: LossWriter
     metrics: MetricsWriter
     wandb: Any | None
     progress: TrainProgress
+
+    def sync(self) -> None:
+        """Wait until the record is on the disk."""
+        self.losses.sync()
+        self.ledger.sync()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,26 +94,24 @@ def train_steps(
 
 
 def _feed(engine: Any, batch: Batch, tokens: Tensor, micro_batch: int) -> Fed:
-    """Run forward, backward and update over a rank's rows, and gather what was fed."""
+    """Run forward, backward and update over a rank's rows, and gather what was fed.
+
+    Raises:
+        CheckFailed: the engine got other tokens than were read; no update was made.
+    """
+    read = tripwires(batch.tokens, micro_batch)
     gone = masked_targets(batch.buried, len(tokens), tokens.shape[1] - 1)
     masks = [None] * len(tokens) if gone is None else torch.from_numpy(gone).to(engine.device).split(micro_batch)
     parts = list(zip(tokens.split(micro_batch), masks, strict=False))
-    losses, leaves = [], []
-    outputs = run_micro_batches(engine, parts)
-    for number, ((part, _), output) in enumerate(zip(parts, outputs, strict=True)):
-        first = number * micro_batch
-        stones = batch.buried[(batch.buried[:, 0] >= first) & (batch.buried[:, 0] < first + micro_batch)] - (
-            first,
-            0,
-            0,
-        )
-        # The digest is of the very tensor that the engine got, after it was used.
-        leaves.append(leaf_hashes(batch.indices[first : first + micro_batch], part.cpu().numpy(), stones))
-        losses.append(output.per_sequence)
+    losses = [output.per_sequence for output in run_micro_batches(engine, parts)]
+    # All digests are of the very tensor that the engine got, after it was used.
+    fed = tokens.cpu().numpy()
+    check_tripwires(batch.step, read, tripwires(fed, micro_batch))
     engine.step()
+    leaves = leaf_hashes(batch.indices, fed, batch.buried)
     gathered = [
         _gather(t.to(tokens.device)).cpu().numpy()
-        for t in (torch.from_numpy(np.concatenate(leaves)), torch.cat(losses).float(), torch.from_numpy(batch.domains))
+        for t in (torch.from_numpy(leaves.copy()), torch.cat(losses).float(), torch.from_numpy(batch.domains))
     ]
     return Fed(batch=batch, leaves=gathered[0], losses=gathered[1], domains=gathered[2])
 
@@ -156,6 +161,7 @@ def _record(run: Run, recorder: Recorder, engine: Any, fed: Fed, values: list[Va
             "root": step_root(fed.leaves),
             "update_applied": bool(engine.was_step_applied()),
             "loss": micro_nats(loss),
+            "losses": recorder.losses.add(fed.losses),
         },
     )
     recorder.metrics.add(step, segment, values)
@@ -172,8 +178,7 @@ def micro_nats(loss: float) -> int | str:
 
 
 def _checkpoint(engine: Any, run_dir: Path, step: int, attempt: int, keep: int, recorder: Recorder | None) -> None:
-    sync = recorder.ledger.sync if recorder is not None else lambda: None
-    body = save_checkpoint(engine, run_dir, step, sync)
+    body = save_checkpoint(engine, run_dir, step, recorder.sync if recorder is not None else lambda: None)
     if recorder is not None and body is not None:
         recorder.ledger.append("checkpoint", body | {"attempt": attempt})
         recorder.ledger.sync()

@@ -17,6 +17,7 @@ from typing import Any
 
 from millstream.audit.corpora import open_corpora
 from millstream.audit.ledger import Ledger, open_ledger
+from millstream.audit.losses import LossWriter
 from millstream.audit.replay import check_recent_roots
 from millstream.audit.runs import Run, create_run, environment, is_run, open_run, require_same
 from millstream.errors import InputError, MillstreamError, RecipeError, UsageError
@@ -88,6 +89,7 @@ def _train(arguments: argparse.Namespace) -> None:
             progress = stack.enter_context(TrainProgress(start.first - 1, run.plan.total_steps, shown=True))
             recorder = Recorder(
                 ledger=ledger,
+                losses=stack.enter_context(LossWriter(run_dir, start.attempt)),
                 metrics=MetricsWriter(run_dir, start.attempt),
                 wandb=start_wandb(run),
                 progress=progress,
