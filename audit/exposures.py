@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from millstream.audit.branches import branches_of, controls_of
 from millstream.audit.corpora import open_corpora
+from millstream.audit.records import fed_step
 from millstream.audit.runs import Run
 from millstream.errors import InputError
 from millstream.stream.corpora import Corpora, Corpus
@@ -69,8 +70,8 @@ EXPOSURE_SCHEMA = pl.Schema(
 """One row a stretch of a document in a row of a step that was fed.
 
 ``standing`` is ``accepted`` (in the run's lineage), ``superseded`` (the run went back to before it), ``trial`` (fed by
-a branch since it left) or ``control``; ``branch`` names the run that fed it. ``learned``: in that run's lineage, and the
-update was applied. ``sequence`` is the global index, ``document_start`` to ``document_end`` tokens of the document,
+a branch since it left) or ``control``; ``branch`` names the run that fed it. ``learned``: in that run's lineage, and
+the update was applied. ``sequence`` is the global index, ``document_start`` to ``document_end`` tokens of the document,
 ``sequence_start`` to ``sequence_end`` targets of the sequence, both half-open; ``tokens`` are the targets that counted:
 fewer where some were taken down.
 """
@@ -164,33 +165,32 @@ def _family(run: Run) -> Iterator[tuple[Run, int, str | None]]:
 
 def _own(run: Run) -> int:
     """The first record that a branch does not share with the run it left."""
-    return max(r.seq for r in run.records if r.kind == "branch" and "of" in r.body)
+    return max(r.seq for r in run.records.of("branch") if "of" in r.body)
 
 
 def _fed(run: Run, since: int, standing: str | None) -> pl.DataFrame:
     names, rows = {0: str(run.info["name"])}, []
-    for record in run.records:
-        if record.kind == "branch" and "of" in record.body:
+    for record in run.records.of("branch"):
+        if "of" in record.body:
             names[record.seq] = f"{run.info['name']}/{record.body['name']}"
     starts = np.array(list(names), np.int64)
     called = list(names.values())
-    for records in run.fed.values():
-        for fed in records:
-            if fed.seq < since:
-                continue
-            gone = run.superseded(fed)
-            rows.append(
-                (
-                    run.plans[fed.segment].plan_id,
-                    called[int(np.searchsorted(starts, fed.seq, side="right")) - 1],
-                    standing or ("superseded" if gone else "accepted"),
-                    fed.update_applied and not gone,
-                    fed.attempt,
-                    fed.segment,
-                    fed.seq,
-                    fed.step,
-                )
+    for fed in map(fed_step, run.records.of("step")):
+        if fed.seq < since:
+            continue
+        gone = run.superseded(fed)
+        rows.append(
+            (
+                run.plans[fed.segment].plan_id,
+                called[int(np.searchsorted(starts, fed.seq, side="right")) - 1],
+                standing or ("superseded" if gone else "accepted"),
+                fed.update_applied and not gone,
+                fed.attempt,
+                fed.segment,
+                fed.seq,
+                fed.step,
             )
+        )
     return pl.DataFrame(rows, schema=FED_SCHEMA, orient="row")
 
 

@@ -51,7 +51,7 @@ def train(path: Path, after: int, last: int, applied: Callable[[int], bool] = la
                 "tokens": (end - first) * run.plan.seq_len,
                 "root": "0" * 64,
                 "update_applied": applied(step),
-                "loss": round(float(losses.mean()) * 1e6),
+                "loss": "nan" if np.isnan(losses).any() else round(float(losses.mean()) * 1e6),
                 "losses": writer.add(losses),
             }
             ledger.append("step", body)

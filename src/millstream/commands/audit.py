@@ -46,7 +46,7 @@ def step_command(
 
     Example: millstream audit step demo 120 --text --row 3
     """
-    run, corpora = _open(run_name, corpus)
+    run, corpora = open_run_and_corpora(run_name, corpus)
     audit = audit_step(run, corpora, step, attempt)
     documents = audit.documents
     if row is not None:
@@ -80,7 +80,7 @@ def doc_command(
     if (asked is None) == (file is None):
         raise UsageError("audit doc: give either a key, id or URL, or --file")
     wanted = question_from_file(file) if file is not None else question(asked or "")
-    run, corpora = _open(run_name, corpus)
+    run, corpora = open_run_and_corpora(run_name, corpus)
     audits = audit_document(run, corpora, wanted)
     branches = {}
     for branch in branches_of(run):
@@ -116,7 +116,7 @@ def why_command(
 
     Example: millstream audit why demo sympy:sympy/geometry/line.py:32
     """
-    run, corpora = _open(run_name, corpus)
+    run, corpora = open_run_and_corpora(run_name, corpus)
     audits = audit_document(run, corpora, question(asked))
     dropped = [audit for audit in audits if audit.state == "excluded"]
     if as_json:
@@ -196,7 +196,8 @@ def _after(step: int, audit: DocumentAudit) -> DocumentAudit:
     return replace(audit, exposures=tuple(e for e in audit.exposures if e.step > step))
 
 
-def _open(run_name: str, corpus: str | None) -> tuple[Run, dict[str, Corpus]]:
+def open_run_and_corpora(run_name: str, corpus: str | None) -> tuple[Run, dict[str, Corpus]]:
+    """The run of a name or folder, and its corpora."""
     run = open_run(existing_run(run_name))
     return run, open_corpora(run, corpus)
 
