@@ -12,7 +12,7 @@ from corpora import recipe_dict, write_domain, write_jsonl, write_recipe
 
 TAKEDOWNS = [["takedown", name] for name in ("plan", "apply", "report")]
 COMMANDS = ["init", "stats", "build", "plan", "train", "run", "amend", "rollback", "branch", "doctor", "status"]
-AUDITS = ["step", "doc", "why", "mixture", "verify"]
+AUDITS = ["step", "doc", "why", "mixture", "spike", "verify"]
 
 
 def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
