@@ -17,6 +17,7 @@ import polars as pl
 
 from millstream.audit.change import Reason, checkpoint_at
 from millstream.audit.corpora import open_corpora
+from millstream.audit.heads import head_signer
 from millstream.audit.ledger import FILE, move_ledger, open_ledger
 from millstream.audit.losses import copy_losses
 from millstream.audit.runs import Run, code_digest, environment, is_run, open_run, place_of
@@ -45,6 +46,7 @@ def branch_run(path: Path, new: Path, at: int, given: Reason, *, accept: bool = 
         place = os.path.relpath(new.resolve(), path.resolve())
         body = {"at": at, "to": place, "name": new.name, "head": head.prev, **asdict(given)}
         ledger.append("branch", body)
+        head_signer(run, ledger)()
 
 
 def control_run(path: Path, at: int, by: str) -> Path:
@@ -94,6 +96,7 @@ def compare_control(path: Path, new: Path, at: int) -> dict[str, Any]:
             "versions": environment()["libraries"],
         }
         ledger.append("control", outcome)
+        head_signer(run, ledger)()
     return outcome
 
 

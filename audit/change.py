@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from millstream.audit.commitments import record_commitments
 from millstream.audit.corpora import open_corpora
+from millstream.audit.heads import head_signer
 from millstream.audit.ledger import open_ledger
 from millstream.audit.runs import Run, SavedCheckpoint, open_run, place_of
 from millstream.errors import UsageError
@@ -91,6 +93,8 @@ def amend_run(path: Path, amendment: Amendment, given: Reason, corpora: Sequence
         if corpora:
             body["corpora"] = [place_of(path, corpus) for corpus in corpora]
         ledger.append("segment", body)
+        record_commitments(ledger, open_run(path), {c.manifest.corpus_id: c for c in corpora})
+        head_signer(run, ledger)()
     return plan
 
 
@@ -119,6 +123,7 @@ def roll_back(path: Path, to_step: int, given: Reason, *, undo: bool) -> None:
             plan = next(p for p in (run.first_plan, *run.plans.values()) if p.amendments == kept)
             segments = _segments(run, plan, to_step + 1)
             ledger.append("segment", segments | {"plan": plan_to_json(plan), "undone": undone, **asdict(given)})
+        head_signer(run, ledger)()
 
 
 def checkpoint_at(run: Run, step: int) -> SavedCheckpoint | None:

@@ -9,6 +9,7 @@ floats, so that the bytes are the same everywhere. One process writes at a time.
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,8 +24,10 @@ from millstream.errors import CheckFailed, InputError, SetupError, UsageError
 
 FILE = "ledger.jsonl"
 FIRST = "0" * 64
+_STATED = re.compile(rb'"hash":"([0-9a-f]{64})","kind":"[a-z]+","prev":"[0-9a-f]{64}","seq":[0-9]+}\n$')
 KINDS = (
     "run",
+    "corpus",
     "forecast",
     "segment",
     "attempt",
@@ -91,6 +94,10 @@ class Ledger:
         self._next, self._prev = self._next + 1, hashed
         return record
 
+    def hashes(self) -> list[bytes]:
+        """Hashes of all records so far, 32 bytes each, as the lines state them."""
+        return stated_hashes(self.path)
+
     def sync(self) -> None:
         """Wait until all records are on the disk."""
         os.fsync(self._file.fileno())
@@ -115,7 +122,7 @@ def open_ledger(run_dir: Path) -> Ledger:
 
     Raises:
         UsageError: another process is writing to it.
-        InputError: the last whole record is damaged.
+        InputError: the last whole record is damaged, or there are fewer records than a signed head covers.
     """
     path = run_dir / FILE
     path.touch()
@@ -129,6 +136,12 @@ def open_ledger(run_dir: Path) -> Ledger:
     whole, torn = _whole_end(file)
     try:
         last = _last_record(file, whole, path)
+        count = last.seq + 1 if last else 0
+        if (signed := covered(run_dir)) > count:
+            raise InputError(
+                f"{path}: holds {count} whole records, but a signed head covers {signed}: records are missing; "
+                "restore the file"
+            )
         file.truncate(whole)
         index = _open_index(run_dir, file)
     except InputError:
@@ -179,6 +192,28 @@ def check_chain(run_dir: Path) -> int:
             _check_link(record, count, prev, line, where)
             prev, count = record.hash, count + 1
     return count
+
+
+def stated_hashes(path: Path) -> list[bytes]:
+    """The hashes that the lines of a ledger state, unchecked; an incomplete last line is left out.
+
+    Raises:
+        InputError: a line states none; names it.
+    """
+    hashes = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.endswith(b"\n"):
+                if (found := _STATED.search(line)) is None:
+                    raise InputError(f"{path}:{number}: not a ledger record")
+                hashes.append(bytes.fromhex(found[1].decode()))
+    return hashes
+
+
+def covered(run_dir: Path) -> int:
+    """How many records the newest signed head of a run covers, its signature not looked at; 0 without one."""
+    sizes = [int(path.stem) for path in (run_dir / "log" / "heads").glob("*.note") if path.stem.isdecimal()]
+    return max(sizes, default=0)
 
 
 def _check_link(record: Record, seq: int, prev: str, line: bytes, where: str) -> None:

@@ -105,6 +105,18 @@ class Run:
         return tuple(dict.fromkeys(place if "://" in place else (self.path / place).resolve() for place in places))
 
     @cached_property
+    def corpus_roots(self) -> dict[str, tuple[str, str] | None]:
+        """Roots of keys and of documents, as hex, of every corpus that the plans name; None where none are recorded."""
+        known = {r.body["corpus_id"]: r.body for r in self.records.of("corpus")}
+        named = dict.fromkeys(corpus_id for plan in self.plans.values() for corpus_id in plan.corpus_ids)
+        return {i: (str(known[i]["keys_root"]), str(known[i]["documents_root"])) if i in known else None for i in named}
+
+    @property
+    def signer(self) -> str | None:
+        """The verifier key of who signs the run's heads, as its first record names it."""
+        return self.records[0].body.get("signer")
+
+    @cached_property
     def branch(self) -> dict[str, Any] | None:
         """The record by which this run left another, None where it began by itself."""
         own = [r.body for r in self.records.of("branch") if "of" in r.body]
@@ -197,8 +209,10 @@ def _segment_bodies(record: Record) -> list[dict[str, Any]]:
     return [record.body["segment"], *record.body.get("later", [])]
 
 
-def create_run(path: Path, recipe: "Recipe", plan: Plan, corpus: Corpus) -> None:
+def create_run(path: Path, recipe: "Recipe", plan: Plan, corpus: Corpus, signer: str | None = None) -> None:
     """Freeze a new run: write ``run.json`` and begin the ledger with the run and its segments.
+
+    ``signer`` is the verifier key of who is going to sign the run's heads.
 
     The ledger gets its name when it is whole, so a start that was cut short is no run.
 
@@ -231,6 +245,7 @@ def create_run(path: Path, recipe: "Recipe", plan: Plan, corpus: Corpus) -> None
             "name": recipe.name,
             "plan_id": plan.plan_id,
             "run_json": sha256_file(path / "run.json"),
+            **({"signer": signer} if signer else {}),
         }
         ledger.append("run", body)
         for segment in segments_of(plan):
@@ -268,7 +283,7 @@ def open_run(path: Path) -> Run:
         raise InputError(f"{path / 'run.json'}: expected format {FORMAT}")
     records = open_records(path)
     if not records or records[0].kind != "run":
-        raise InputError(f"{path}: the ledger does not begin with a run record; the run was never started whole")
+        raise InputError(f"{path / LEDGER}: does not begin with a run record; the run was never started whole, or cut")
     return Run(path, info, records)
 
 

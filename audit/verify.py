@@ -2,20 +2,26 @@
 
 chain        every ledger record's number, hash, link and canonical form; the hash of run.json
 plans        each amended plan is the one before it, amended as recorded, and nothing in it lies before that step
+heads        every signed head's signature, and that the records it covers are the ledger's; the log's tiles
 steps        each attempt continues where its checkpoint ended; index ranges are the plan's
 corpus       every file's size and SHA-256, the manifest's own identity
+commitments  the roots of keys and documents that the ledger has of each corpus, computed again
 checkpoints  every file that a checkpoint record names, where the checkpoint was not removed
 losses       the losses of every step's sequences, where the file was not removed
 roots        the root of every step, derived again from plan and corpus
 """
 
+import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from itertools import takewhile
+from pathlib import Path
 
+from millstream.audit.commitments import write_commitments
 from millstream.audit.corpora import open_corpora
-from millstream.audit.ledger import check_chain
+from millstream.audit.heads import check_heads
+from millstream.audit.ledger import FILE, check_chain, stated_hashes
 from millstream.audit.ledger_index import FILE as INDEX
 from millstream.audit.losses import check_losses
 from millstream.audit.records import fed_step, index_fits, scan_records
@@ -52,6 +58,7 @@ def verify_run(run: Run, place: Root | str | None = None) -> Iterator[Check]:
         run = replace(run, records=scan_records(run.path))
     except InputError:
         return
+    yield _check("heads", lambda: check_heads(run, stated_hashes(run.path / FILE)))
     yield _check("plans", lambda: _plans(run))
     yield _check("steps", lambda: _steps(run))
     corpora: dict[str, Corpus] = {}
@@ -61,6 +68,7 @@ def verify_run(run: Run, place: Root | str | None = None) -> Iterator[Check]:
         return _files(corpora)
 
     yield _check("corpus", open_and_check)
+    yield _check("commitments", lambda: _commitments(run, corpora))
     yield _check("checkpoints", lambda: _checkpoints(run))
     yield _check("losses", lambda: check_losses(run))
     yield _check("roots", lambda: _roots(run, corpora))
@@ -71,6 +79,9 @@ def _check(name: str, look: Callable[[], tuple[int, list[str]]]) -> Check:
         looked_at, findings = look()
     except (CheckFailed, InputError, UsageError) as error:
         looked_at, findings = 0, [str(error)]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        # Records that somebody wrote by hand; the checks before this one say which.
+        looked_at, findings = 0, [f"the ledger's records are not of their kinds: {error!r}"]
     return Check(name=name, looked_at=looked_at, findings=tuple(findings))
 
 
@@ -164,6 +175,22 @@ def _files(corpora: Corpora) -> tuple[int, list[str]]:
                 check_file(corpus.root, entry)
             except InputError as error:
                 findings.append(str(error))
+    return looked_at, findings
+
+
+def _commitments(run: Run, corpora: Corpora) -> tuple[int, list[str]]:
+    findings, looked_at = [], 0
+    for corpus_id, recorded in run.corpus_roots.items():
+        corpus = corpora.get(corpus_id)
+        if recorded is None or corpus is None or not isinstance(corpus.root, Path):
+            continue
+        looked_at += 1
+        with tempfile.TemporaryDirectory() as temporary:
+            derived = write_commitments(corpus.root, corpus.manifest, Path(temporary) / "again")
+        if (derived.keys_root, derived.documents_root) != recorded:
+            findings.append(
+                f"{corpus.root}: the ledger has other roots of corpus {corpus_id[:16]} than are derived from it"
+            )
     return looked_at, findings
 
 

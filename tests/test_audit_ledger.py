@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from millstream.audit.feed import leaf_hashes, step_root
 from millstream.audit.ledger import FILE, check_chain, open_ledger, read_ledger
-from millstream.audit.merkle import leaf_hash, node_hash, tree_root
+from millstream.audit.merkle import tree_root
+from millstream.audit.verifier import leaf_hash, node_hash
 from millstream.errors import CheckFailed, InputError, UsageError
 
 

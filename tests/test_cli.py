@@ -11,7 +11,25 @@ import pytest
 from corpora import recipe_dict, write_domain, write_jsonl, write_recipe
 
 TAKEDOWNS = [["takedown", name] for name in ("plan", "apply", "report")]
-COMMANDS = ["init", "stats", "build", "plan", "train", "run", "amend", "rollback", "branch", "doctor", "status"]
+COMMANDS = [
+    "check",
+    "sign",
+    "init",
+    "stats",
+    "build",
+    "plan",
+    "train",
+    "run",
+    "amend",
+    "rollback",
+    "branch",
+    "doctor",
+    "status",
+]
+PROOFS = [["prove", c] for c in ("include", "absent", "consistent", "record", "index")] + [
+    ["key", "new"],
+    ["key", "show"],
+]
 AUDITS = ["step", "doc", "why", "mixture", "spike", "verify"]
 
 
@@ -28,7 +46,7 @@ def fails(folder: Path, code: int, message: str, *arguments: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["audit", a] for a in AUDITS] + TAKEDOWNS)
+@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["audit", a] for a in AUDITS] + TAKEDOWNS + PROOFS)
 def test_every_command_has_help_with_an_example(tmp_path: Path, command: list[str]) -> None:
     shown = run(tmp_path, *command, "--help")
     assert shown.returncode == 0
@@ -38,12 +56,16 @@ def test_every_command_has_help_with_an_example(tmp_path: Path, command: list[st
 
 def test_the_commands_are_the_ones_we_test(tmp_path: Path) -> None:
     from millstream.cli import app
-    from millstream.commands import audit, takedown
+    from millstream.commands import audit, prove, takedown
 
     assert sorted(c.name or c.callback.__name__ for c in app.registered_commands if c.callback) == sorted(
         [*COMMANDS, "version"]
     )
     assert sorted(str(c.name) for c in audit.app.registered_commands) == sorted(AUDITS)
+    proofs = [
+        [name, str(c.name)] for name, a in (("prove", prove.app), ("key", prove.keys)) for c in a.registered_commands
+    ]
+    assert sorted(proofs) == sorted(PROOFS)
     assert sorted(["takedown", str(c.name)] for c in takedown.app.registered_commands) == sorted(TAKEDOWNS)
 
 

@@ -1,5 +1,7 @@
 """A run whose course is changed: amended, killed, rolled back, branched, taken down from; all on record."""
 
+import base64
+import copy
 import json
 import os
 import shutil
@@ -8,7 +10,9 @@ import subprocess
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -19,9 +23,15 @@ from test_story import SECTIONS, millstream
 
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import audit_document
-from millstream.audit.ledger import read_ledger
+from millstream.audit.heads import heads_of
+from millstream.audit.ledger import FIRST, read_ledger, record_hash
 from millstream.audit.lookup import Question
+from millstream.audit.prove import prove_absent, prove_consistent, prove_included, prove_records
 from millstream.audit.runs import Run, open_run
+from millstream.audit.verifier import Refused, check, document_key
+from millstream.audit.verify import verify_run
+from millstream.canonical import canonical_bytes
+from millstream.errors import MillstreamError, UsageError
 from millstream.stream.documents import documents_of
 from millstream.stream.reader import open_stream
 
@@ -45,6 +55,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     other = recipe_dict(folder / "more" / "in", ["songs"])
     other["corpus"]["tokenizer"] = {"kind": "file", "path": str(folder / "corpus" / "tokenizer.json"), "eos": "<|eos|>"}
     build(folder / "more", other)
+    for corpus in ("corpus", "more/corpus"):
+        millstream(folder, "prove", "index", corpus)
 
     train(folder, "run", "--until", "6")
     weights = ("--weight", "law=0.2", "--weight", "news=0.5", "--weight", "verse=0.3")
@@ -263,3 +275,215 @@ def test_a_control_repeats_steps_and_is_no_source(home: Path) -> None:
     assert "is a control; say --accept" in refused.stderr
     assert "FAILED" not in millstream(home, "audit", "verify", "side").stdout
     assert "needs --at STEP" in millstream(home, "train", "--control", "side", check=False).stderr
+
+
+def some_fed(run: Run, count: int) -> Iterator[tuple[Question, int]]:
+    """Documents with a step in which each was fed, over all domains, takedowns and superseded steps too."""
+    rng = np.random.default_rng(3)
+    every = sorted(replayed(run).items())
+    for number in rng.permutation(len(every))[:count].tolist():
+        (_, doc_id), seen = every[number]
+        step = sorted(s for s, *_ in seen)[number % len(seen)]
+        yield Question(by="id", value=doc_id), step
+
+
+def test_whatever_was_fed_can_be_proved_without_the_data(run: Run) -> None:
+    corpora = open_corpora(run)
+    plans = set()
+    for number, (asked, step) in enumerate(some_fed(run, 60)):
+        tokens = number % 3 != 0
+        proof = json.loads(json.dumps(prove_included(run, corpora, asked, step, tokens=tokens)))
+        shown = check(proof, verifier_key=run.signer)
+        assert ("those very tokens were fed" in " ".join(shown)) == tokens
+        assert f"step {step} was recorded as fed" in shown[-1]
+        plans.add("run_json" in proof)
+        with pytest.raises(Refused, match="the proof is of"):
+            check(proof, text="another text")
+    assert plans == {True, False}
+
+
+def scalars(value: Any, at: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, inner in items:
+        yield from scalars(inner, (*at, key)) if isinstance(inner, dict | list) else [(*at, key)]
+
+
+def altered(proof: dict[str, Any], at: tuple[Any, ...], rng: np.random.Generator) -> dict[str, Any]:
+    """A proof with one value changed in one place."""
+    changed = copy.deepcopy(proof)
+    holder = changed
+    for key in at[:-1]:
+        holder = holder[key]
+    value = holder[at[-1]]
+    if isinstance(value, int):
+        holder[at[-1]] = value + int(rng.choice([-1, 1]))
+    elif value is None:
+        holder[at[-1]] = "00" * 32
+    else:
+        place = int(rng.integers(len(value)))
+        holder[at[-1]] = value[:place] + ("1" if value[place] != "1" else "2") + value[place + 1 :]
+    return changed
+
+
+def test_no_proof_holds_with_anything_in_it_changed(run: Run, home: Path) -> None:
+    corpora = open_corpora(run)
+    rng = np.random.default_rng(4)
+    asked, step = next(some_fed(run, 1))
+    proofs = [
+        prove_included(run, corpora, asked, step, tokens=True),
+        prove_included(run, corpora, asked, step, tokens=False),
+        prove_absent(run, corpora, document_key("nothing like it")),
+        prove_records(run, [0, 7, len(run.records) - 1]),
+        prove_consistent(run, heads_of(run.path)[2]),
+    ]
+    for proof in proofs:
+        check(proof, verifier_key=run.signer)
+        for at in scalars(proof):
+            if at == ("signer",) or (proof["kind"], at) == ("absent", ("key",)):
+                # The one is not used where the verifier's key is given; the way to a key is that of its neighbours too.
+                continue
+            with pytest.raises(Refused):
+                shown = check(altered(proof, at, rng), verifier_key=run.signer)
+                raise AssertionError(f"{proof['kind']}: {at} changed, and still: {shown}")
+    shorter = copy.deepcopy(proofs[0])
+    shorter["records"] = shorter["records"][:-1]
+    with pytest.raises(Refused):
+        check(shorter)
+    stranger = "ann+00000000+" + base64.b64encode(b"\1" + bytes(32)).decode()
+    with pytest.raises(Refused, match="hash is not that"):
+        check(proofs[0], verifier_key=stranger)
+    with pytest.raises(Refused, match="another head"):
+        check(proofs[0], head=heads_of(run.path)[0].read_text())
+
+
+def test_what_is_there_is_not_proved_absent(home: Path, run: Run) -> None:
+    corpora = open_corpora(run)
+    kept = pl.concat([documents(home / "corpus", d) for d in DOMAINS])
+    for key in kept["doc_key"].to_list()[::20]:
+        with pytest.raises(UsageError, match="holds a document of key"):
+            prove_absent(run, corpora, key)
+    key = kept["doc_key"][0]
+    forged = prove_absent(run, corpora, document_key("nothing like it"))
+    forged["key"] = key.hex()
+    with pytest.raises(Refused):
+        check(forged)
+    with pytest.raises(UsageError, match="was not fed in step"):
+        asked, _ = next(some_fed(run, 1))
+        fed = {e.step for e in audit_document(run, corpora, asked)[0].exposures if e.status != "planned"}
+        prove_included(run, corpora, asked, next(s for s in run.fed if s not in fed), tokens=True)
+
+
+def test_the_checker_alone_is_enough(home: Path, tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text("a text that nobody trained on")
+    millstream(home, "prove", "absent", "run", "--file", str(tmp_path / "text.txt"), "-o", str(tmp_path / "p.json"))
+    millstream(home, "check", "--verifier", str(tmp_path / "verifier.py"))
+    key = str(open_run(home / "run").signer)
+    command = [sys.executable, "-I", "verifier.py", "p.json", "--file", "text.txt", "--key", key]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.endswith("the proof holds\n")
+    (tmp_path / "text.txt").write_text("another")
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "FAILED: the text has the key" in done.stdout
+    for name, broken in (("a.json", "{"), ("b.json", "[]"), ("c.json", '{"format": 3}')):
+        (tmp_path / name).write_text(broken)
+        refused = millstream(home, "check", str(tmp_path / name), check=False)
+        assert refused.returncode in (1, 3)
+        assert len(refused.stderr.splitlines()) == 1
+
+
+@pytest.mark.skipif(
+    not shutil.which("go") or not Path("/usr/share/gocode/src/golang.org/x/mod/sumdb").exists(),
+    reason="needs Go and its package golang.org/x/mod (Debian: golang-go, golang-golang-x-mod-dev)",
+)
+def test_go_accepts_the_head_and_finds_its_root_in_the_tile(home: Path, tmp_path: Path) -> None:
+    run = open_run(home / "run")
+    tile = next(p for p in (run.path / "log/tile/0").rglob(str(len(run.records))))
+    program = Path(__file__).parent / "go" / "check_head.go"
+    command = ["go", "run", str(program), str(run.signer), str(run.path / "log/checkpoint"), str(tile)]
+    setting = {"GO111MODULE": "off", "GOPATH": "/usr/share/gocode", "GOFLAGS": "", "GOCACHE": str(tmp_path)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | setting)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == (run.path / "log/checkpoint").read_text().splitlines()[1:3]
+
+
+MUTATIONS = 1000
+
+
+def test_every_single_change_is_found_and_named(home: Path, tmp_path: Path) -> None:
+    """Each change is made to a whole, signed run, judged, and undone."""
+    shutil.copytree(home / "run", tmp_path / "run", ignore=shutil.ignore_patterns("wandb"))
+    shutil.copytree(home / "corpus", tmp_path / "corpus", ignore=shutil.ignore_patterns(".work"))
+    shutil.copytree(home / "more" / "corpus", tmp_path / "more" / "corpus", ignore=shutil.ignore_patterns(".work"))
+    run = tmp_path / "run"
+    assert not list(findings(run))
+    kept = {p for c in open_run(run).checkpoints for p in (run / c.path).rglob("*") if p.is_file()}
+    corpora = [e for c in open_corpora(open_run(run)).values() for e in [c.root / f.path for f in c.manifest.files()]]
+    rng = np.random.default_rng(5)
+    for number in range(MUTATIONS):
+        kind = ("edit", "delete", "swap", "append", "cut", "file", "checkpoint", "log")[number % 8]
+        if kind == "file":
+            path = Path(corpora[int(rng.integers(len(corpora)))])
+        elif kind == "checkpoint":
+            path = sorted(kept)[int(rng.integers(len(kept)))]
+        elif kind == "log":
+            logs = [run / "run.json", *(p for p in sorted((run / "log").rglob("*")) if p.is_file())]
+            path = logs[int(rng.integers(len(logs)))]
+        else:
+            path = run / "ledger.jsonl"
+        whole = path.read_bytes()
+        changed = mutated_ledger(whole, kind, rng) if path.suffix == ".jsonl" else flipped(whole, rng)
+        path.write_bytes(changed)
+        assert any(path.name in found for found in findings(run)), (number, kind, path)
+        path.write_bytes(whole)
+    assert not list(findings(run))
+
+
+def findings(run: Path) -> Iterator[str]:
+    try:
+        for outcome in verify_run(open_run(run)):
+            yield from outcome.findings
+    except MillstreamError as error:
+        yield str(error)
+
+
+def flipped(whole: bytes, rng: np.random.Generator) -> bytes:
+    changed = bytearray(whole)
+    changed[int(rng.integers(len(whole)))] ^= 1 << int(rng.integers(8))
+    return bytes(changed)
+
+
+def mutated_ledger(whole: bytes, kind: str, rng: np.random.Generator) -> bytes:
+    lines = whole.splitlines(keepends=True)
+    at = int(rng.integers(len(lines)))
+    if kind == "edit":
+        # As somebody would who knows the format: every hash from there on is made to fit again.
+        records = [json.loads(line) for line in lines]
+        body = records[at]["body"]
+        name = sorted(body)[int(rng.integers(len(body)))]
+        body[name] = body[name] + 1 if isinstance(body[name], int) else "changed"
+        return chained(records)
+    if kind == "delete":
+        records = [json.loads(line) for line in lines]
+        del records[at]
+        return chained(records)
+    if kind == "swap":
+        records = [json.loads(line) for line in lines]
+        at = min(at, len(records) - 2)
+        records[at], records[at + 1] = records[at + 1], records[at]
+        return chained(records)
+    if kind == "append":
+        records = [json.loads(line) for line in lines]
+        return chained([*records, {"kind": "note", "body": {"text": "was always here", "by": "eve"}}])
+    return whole[: int(rng.integers(1, len(whole)))]
+
+
+def chained(records: list[dict[str, Any]]) -> bytes:
+    out, prev = [], FIRST
+    for seq, record in enumerate(records):
+        hashed = record_hash(seq, record["kind"], record["body"], prev)
+        fields = {"seq": seq, "kind": record["kind"], "body": record["body"], "prev": prev, "hash": hashed}
+        out.append(canonical_bytes(fields) + b"\n")
+        prev = hashed
+    return b"".join(out)

@@ -6,6 +6,7 @@ writes; every rank hashes its own rows.
 
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,8 @@ class Recorder:
 
     ledger: Ledger
     losses: LossWriter
+    sign: Callable[[], None]
+    """Signs a head over the ledger as it is."""
     metrics: MetricsWriter
     wandb: Any | None
     progress: TrainProgress
@@ -181,5 +184,5 @@ def _checkpoint(engine: Any, run_dir: Path, step: int, attempt: int, keep: int, 
     body = save_checkpoint(engine, run_dir, step, recorder.sync if recorder is not None else lambda: None)
     if recorder is not None and body is not None:
         recorder.ledger.append("checkpoint", body | {"attempt": attempt})
-        recorder.ledger.sync()
+        recorder.sign()
         prune(run_dir, keep)

@@ -15,11 +15,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from millstream.audit.commitments import record_commitments
 from millstream.audit.corpora import open_corpora
+from millstream.audit.heads import head_signer
 from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.losses import LossWriter
 from millstream.audit.replay import check_recent_roots
 from millstream.audit.runs import Run, create_run, environment, is_run, open_run, require_same
+from millstream.audit.signing import own_key
 from millstream.errors import InputError, MillstreamError, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
 from millstream.places import corpus_place, run_folder
@@ -90,6 +93,7 @@ def _train(arguments: argparse.Namespace) -> None:
             recorder = Recorder(
                 ledger=ledger,
                 losses=stack.enter_context(LossWriter(run_dir, start.attempt)),
+                sign=head_signer(run, ledger),
                 metrics=MetricsWriter(run_dir, start.attempt),
                 wandb=start_wandb(run),
                 progress=progress,
@@ -99,6 +103,7 @@ def _train(arguments: argparse.Namespace) -> None:
             recorder.metrics.close()
             if start.last == run.plan.total_steps:
                 recorder.ledger.append("end", {"step": start.last, "attempt": start.attempt})
+                recorder.sign()
             plot_run(run_dir, run.plan, recipe.public.title or recipe.name)
             if recorder.wandb is not None:
                 recorder.wandb.finish()
@@ -113,7 +118,7 @@ def _begin(
     plan = freeze_plan(recipe.mixture, corpus.manifest, corpus.root)
     check_batches(plan, world, recipe.train.micro_batch)
     if not is_run(run_dir):
-        create_run(run_dir, recipe, plan, corpus)
+        create_run(run_dir, recipe, plan, corpus, own_key().verifier_key)
     ledger = stack.enter_context(open_ledger(run_dir))
     run = open_run(run_dir)
     require_same(run, recipe, plan)
@@ -125,6 +130,7 @@ def _begin(
     if step >= last:
         raise UsageError(f"{run_dir}: step {step} is done already; nothing to train up to step {last}")
     attempt = len(run.attempts) + 1
+    record_commitments(ledger, run, open_corpora(run, corpus.root))
     ledger.append("attempt", _attempt_body(run, attempt, step, world))
     ledger.sync()
     return ledger, Start(attempt=attempt, checkpoint=checkpoint, first=step + 1, last=last)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from millstream.commands import audit, change, corpus, export, machine, plan, spike, takedown, train
+from millstream.commands import audit, change, corpus, export, machine, plan, prove, spike, takedown, train
 from millstream.errors import MillstreamError
 from millstream.files import FULL_OR_FORBIDDEN
 
@@ -29,6 +29,10 @@ spike.add_to(audit.app)
 app.add_typer(audit.app, name="audit")
 app.add_typer(takedown.app, name="takedown")
 app.add_typer(export.app, name="export")
+app.add_typer(prove.app, name="prove")
+app.add_typer(prove.keys, name="key")
+app.command()(prove.check)
+app.command()(prove.sign)
 
 
 @app.command()

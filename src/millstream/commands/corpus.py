@@ -109,6 +109,7 @@ def build(
 
     Example: millstream build recipes/demo.yaml --tasks 4
     """
+    from millstream.audit.commitments import commit
     from millstream.tokenize.build import build_corpus
     from millstream.tokenize.explain import explain_build
 
@@ -133,6 +134,7 @@ def build(
             retrain_tokenizer=retrain_tokenizer,
             allow_code=allow_code,
         )
+        commit(root, result.manifest, progress)
     if as_json:
         show.json({"corpus": str(root), "corpus_id": result.manifest.corpus_id, "did_work": result.did_work})
         return
