@@ -209,12 +209,26 @@ def _segment_bodies(record: Record) -> list[dict[str, Any]]:
     return [record.body["segment"], *record.body.get("later", [])]
 
 
-def create_run(path: Path, recipe: "Recipe", plan: Plan, corpus: Corpus, signer: str | None = None) -> None:
+def create_run(
+    path: Path,
+    recipe: "Recipe",
+    plan: Plan,
+    corpus: Corpus,
+    *,
+    signer: str | None = None,
+    resolved: dict[str, Any] | None = None,
+) -> None:
     """Freeze a new run: write ``run.json`` and begin the ledger with the run and its segments.
 
-    ``signer`` is the verifier key of who is going to sign the run's heads.
-
     The ledger gets its name when it is whole, so a start that was cut short is no run.
+
+    Args:
+        path: the run's folder.
+        recipe: what it is made by.
+        plan: frozen over the corpus.
+        corpus: where it begins.
+        signer: verifier key of who is going to sign the run's heads.
+        resolved: what the recipe's values came to, for readers; JSON values.
 
     Raises:
         UsageError: there is a run here already, or what is left of one.
@@ -230,6 +244,7 @@ def create_run(path: Path, recipe: "Recipe", plan: Plan, corpus: Corpus, signer:
         "recipe": recipe.canonical(),
         "sections": recipe.section_digests(),
         "plan": plan_to_json(plan),
+        "resolved": resolved or {},
         "corpus": place_of(path, corpus),
         "code": {"version": millstream.__version__, "digest": code_digest()},
         "environment": environment(),

@@ -5,6 +5,7 @@ YAML values are built (``yaml.SafeLoader``): a recipe cannot run code.
 """
 
 import difflib
+import re
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,11 @@ def _message(fault: Any, location: tuple[int | str, ...]) -> str:
         tag, expected = str(fault["ctx"]["tag"]), str(fault["ctx"]["expected_tags"])
         near = difflib.get_close_matches(tag, [kind.strip("' ") for kind in expected.split(",")], n=1, cutoff=0.5)
         return f"unknown kind '{tag}'; " + (f"did you mean '{near[0]}'?" if near else f"expected one of {expected}")
+    if fault["type"] == "literal_error":
+        choices = [choice.strip("'") for choice in re.split(", | or ", str(fault["ctx"]["expected"]))]
+        near = difflib.get_close_matches(str(fault["input"]), choices, n=1, cutoff=0.5)
+        if near and len(choices) > 1:
+            return f"unknown choice '{fault['input']}'; did you mean '{near[0]}'?"
     message = str(fault["msg"]).removeprefix("Value error, ")
     value = fault["input"]
     if isinstance(value, str | int | Decimal) and str(value) not in message:

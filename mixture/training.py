@@ -4,6 +4,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from millstream.mixture.optimizing import Optimizer, Schedule
 from millstream.mixture.rules import Section
 
 
@@ -48,34 +49,6 @@ class Model(Section):
             raise ValueError("first_k_dense_replace is larger than num_hidden_layers")
         if int(self.head_dim * self.partial_rotary_factor) % 2:
             raise ValueError("head_dim * partial_rotary_factor must be even")
-        return self
-
-
-class Optimizer(Section):
-    """AdamW."""
-
-    lr: float = Field(3e-3, gt=0)
-    betas: tuple[float, float] = (0.9, 0.95)
-    eps: float = Field(1e-8, gt=0)
-    weight_decay: float = Field(0.1, ge=0)
-    """On matrices; norms, biases and embeddings are not decayed."""
-    clip: float = Field(1.0, gt=0)
-    """Largest global gradient norm."""
-
-
-class Schedule(Section):
-    """Learning rate over the run: a linear warm-up, then a decay to ``min_lr_ratio``."""
-
-    kind: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
-    warmup_steps: int = Field(0, ge=0)
-    decay_steps: int | None = Field(None, ge=1)
-    """Length of the last, falling part of ``wsd``."""
-    min_lr_ratio: float = Field(0.1, ge=0, le=1)
-
-    @model_validator(mode="after")
-    def _decay(self) -> Self:
-        if (self.kind == "wsd") != (self.decay_steps is not None):
-            raise ValueError("'kind: wsd' and 'decay_steps' go together")
         return self
 
 

@@ -15,7 +15,7 @@ import typer
 from pydantic import BaseModel
 
 from millstream.cli import app
-from millstream.mixture import recipe, rules, training
+from millstream.mixture import optimizing, recipe, rules, training
 from millstream.mixture.load import load_recipe
 
 ROOT = Path(__file__).parent.parent
@@ -33,7 +33,7 @@ def kind_of(annotation: Any) -> str:
     text = str(annotation)
     if choices := re.findall(r"Literal\[([^\]]*)\]", text):
         return "one of " + ", ".join(f"`{c.strip()}`" for c in choices[0].replace("'", "").split(","))
-    parts = sorted(set(re.findall(r"millstream\.mixture\.(?:recipe|rules|training)\.(\w+)", text)))
+    parts = sorted(set(re.findall(r"millstream\.mixture\.(?:optimizing|recipe|rules|training)\.(\w+)", text)))
     return " or ".join(f"[{part}](#{part.lower()})" for part in parts)
 
 
@@ -41,10 +41,11 @@ def recipe_reference() -> str:
     lines = [
         "# Recipe reference",
         "",
-        "Derived from `recipe.py`, `training.py` and `rules.py` in `mixture/`. Sections first, then their parts.",
+        "Derived from `recipe.py`, `training.py`, `optimizing.py` and `rules.py` in `mixture/`. Sections first, then",
+        "their parts.",
         "",
     ]
-    known = [*vars(recipe).values(), *vars(training).values(), *vars(rules).values()]
+    known = [*vars(recipe).values(), *vars(training).values(), *vars(optimizing).values(), *vars(rules).values()]
     models = [
         m for m in dict.fromkeys(m for m in known if isinstance(m, type)) if issubclass(m, BaseModel) and m.__doc__
     ]

@@ -11,10 +11,11 @@ import torch.nn.functional as F
 from ranks import on_ranks
 
 from millstream.errors import InputError
-from millstream.mixture.training import Model, Schedule, Train
+from millstream.mixture.optimizing import Schedule
+from millstream.mixture.training import Model, Train
 from millstream.train.initial import initialise
 from millstream.train.model import CausalLM, moe_layers
-from millstream.train.schedule import learning_rate
+from millstream.train.schedule import Rates, learning_rate
 from millstream.train.size import memory_per_rank, model_size, train_flops
 
 MODEL = Model(
@@ -131,8 +132,9 @@ def train(
     import torch.distributed as dist
 
     from millstream.train.checkpoint import load_checkpoint, save_checkpoint
-    from millstream.train.engine import build_engine, run_micro_batches, set_batch, set_learning_rate
+    from millstream.train.engine import build_engine, run_micro_batches, set_batch
     from millstream.train.moe import balance
+    from millstream.train.optimizer import set_rates
 
     settings = TRAIN.model_copy(
         update={"expert_parallel": expert_parallel, "zero_stage": zero, "z_loss": 0.0, "router_z_loss": 0.0}
@@ -143,7 +145,7 @@ def train(
         assert load_checkpoint(engine, Path(load)) == first - 1
     losses = []
     for step in range(first, last + 1):
-        set_learning_rate(engine, RATE)
+        set_rates(engine, Rates(lr=RATE, beta1=0.9, beta2=0.95, momentum=0.95))
         rows = rows_of(step, grows)
         set_batch(engine, rows)
         mine = batch(step, rows)[rank * rows // world : (rank + 1) * rows // world]

@@ -1,4 +1,4 @@
-"""Checkpoints: fp32 master weights, AdamW's moments and router biases, resharded on load.
+"""Checkpoints: fp32 master weights, the optimizer's moments and router biases, resharded on load.
 
     checkpoints/step-00000100/
       rank-00000.safetensors   this rank's flat fragments of every parameter's state
@@ -32,10 +32,12 @@ from millstream.errors import InputError, SetupError
 from millstream.files import sha256_file, write_bytes
 from millstream.train.model import moe_layers
 from millstream.train.moe import MoELayer
+from millstream.train.optimizer import STATES, empty_state
 
 FORMAT = "millstream-checkpoint/1"
 INDEX = "checkpoint.json"
-KINDS = ("fp32", "exp_avg", "exp_avg_sq")
+KINDS = tuple(kind for states in STATES.values() for kind in states)
+"""Tensors beside the master weights, whatever the method."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,12 +115,9 @@ def load_checkpoint(engine: Any, folder: Path) -> int:
     """
     index = read_index(folder)
     optimizer = engine.optimizer
-    for flat in optimizer.single_partition_of_fp32_groups:
-        optimizer.optimizer.state[flat] = {
-            "step": torch.tensor(float(index["updates"])),
-            "exp_avg": torch.zeros_like(flat),
-            "exp_avg_sq": torch.zeros_like(flat),
-        }
+    for group in optimizer.optimizer.param_groups:
+        for flat in group["params"]:
+            optimizer.optimizer.state[flat] = empty_state(group["method"], flat, index["updates"])
     files = {name: safe_open(folder / name, "pt") for name in index["files"]}
     for fragment in state_fragments(engine):
         parts = index["parts"].get(fragment.name)
@@ -186,7 +185,7 @@ def state_fragments(engine: Any) -> list[Fragment]:
         state = optimizer.optimizer.state.get(flat, {})
         at = mapping.hp_fragment_address
         views = {"fp32": mapping.hp_fragment}
-        views |= {kind: state[kind].narrow(0, at.start, at.numel) for kind in KINDS[1:] if kind in state}
+        views |= {kind: state[kind].narrow(0, at.start, at.numel) for kind in KINDS if kind in state}
         for kind, view in views.items():
             offset = base + mapping.lp_fragment_address.start
             fragments.append(Fragment(name=f"{kind}/{name}", view=view.detach().view(-1), offset=offset, total=total))

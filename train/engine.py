@@ -1,6 +1,6 @@
-"""The model inside DeepSpeed's engine: ZeRO, precision, AdamW, clipping, accumulation.
+"""The model inside DeepSpeed's engine: ZeRO, precision, clipping, accumulation.
 
-Nothing is compiled at run time: the optimizer is torch's own, and the shared-memory extension that
+Nothing is compiled at run time: the optimizer is made of torch's own, and the shared-memory extension that
 DeepSpeed would build for CPU ranks serves inference only.
 """
 
@@ -23,8 +23,10 @@ import deepspeed.ops
 
 from millstream.errors import UsageError
 from millstream.mixture.training import Model, Train
+from millstream.train.groups import parameter_groups
 from millstream.train.initial import initialise
 from millstream.train.model import CausalLM, Losses
+from millstream.train.optimizer import RecipeOptimizer, prepare
 
 
 def init_distributed() -> tuple[int, int]:
@@ -63,49 +65,26 @@ def build_engine(model: Model, train: Train, vocab_size: int, batch: int) -> Any
         router_z_loss=train.router_z_loss,
     )
     initialise(network, model, train.seed)
-    engine, *_ = deepspeed.initialize(
-        model=network, model_parameters=parameter_groups(network, train), config=engine_config(train, batch, world)
-    )
+    optimizer = RecipeOptimizer(parameter_groups(network, train.optimizer), train)
+    engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=engine_config(train, batch, world))
+    prepare(engine)
     return engine
 
 
 def engine_config(train: Train, batch: int, world: int) -> dict[str, Any]:
     """DeepSpeed's configuration of a recipe."""
-    optimizer = train.optimizer
     config: dict[str, Any] = {
         "train_batch_size": batch,
         "train_micro_batch_size_per_gpu": train.micro_batch,
         "gradient_accumulation_steps": batch // (world * train.micro_batch),
-        "gradient_clipping": optimizer.clip,
+        "gradient_clipping": train.optimizer.clip,
         "zero_optimization": {"stage": train.zero_stage},
-        "optimizer": {
-            "type": "AdamW",
-            "params": {
-                "lr": optimizer.lr,
-                "betas": list(optimizer.betas),
-                "eps": optimizer.eps,
-                "weight_decay": optimizer.weight_decay,
-                "torch_adam": True,
-                "fused": True,
-            },
-        },
+        "zero_allow_untested_optimizer": True,
         "steps_per_print": 2**62,
     }
     if train.precision == "bf16":
         config["bf16"] = {"enabled": True}
     return config
-
-
-def parameter_groups(network: CausalLM, train: Train) -> list[dict[str, Any]]:
-    """Matrices, which are decayed, and norms and embeddings, which are not."""
-    decayed: list[Any] = []
-    plain: list[Any] = []
-    for name, parameter in network.named_parameters():
-        (plain if parameter.dim() < 2 or "embed_tokens" in name else decayed).append(parameter)
-    return [
-        {"params": decayed, "weight_decay": train.optimizer.weight_decay, "name": "decayed"},
-        {"params": plain, "weight_decay": 0.0, "name": "plain"},
-    ]
 
 
 def set_batch(engine: Any, sequences: int) -> None:
@@ -130,9 +109,3 @@ def run_micro_batches(engine: Any, micro_batches: Sequence[tuple[Tensor, Tensor 
         output: Losses = engine(tokens, masked)
         engine.backward(output.total)
         yield output
-
-
-def set_learning_rate(engine: Any, rate: float) -> None:
-    """Set the rate of every parameter group."""
-    for group in engine.optimizer.param_groups:
-        group["lr"] = rate

@@ -25,14 +25,15 @@ from millstream.stream.reader import Batch, Stream
 from millstream.stream.tombstones import masked_targets
 from millstream.stream.torch_data import page_locked
 from millstream.train.checkpoint import prune, save_checkpoint
-from millstream.train.engine import run_micro_batches, set_batch, set_learning_rate
+from millstream.train.engine import run_micro_batches, set_batch
 from millstream.train.evaluate import held_out_losses
 from millstream.train.metrics import MetricsWriter, Value
 from millstream.train.model import moe_layers
 from millstream.train.moe import balance
+from millstream.train.optimizer import set_rates
 from millstream.train.progress import TrainProgress
 from millstream.train.report import wandb_names
-from millstream.train.schedule import learning_rate
+from millstream.train.schedule import rates_at
 
 AHEAD = 2
 """Batches read while one is trained on."""
@@ -81,13 +82,13 @@ def train_steps(
     allocate = page_locked if engine.device.type == "cuda" else np.empty
     for batch in stream.iterate(first, last, rank, world, ahead=AHEAD, dtype=np.int64, allocate=allocate):
         began = time.perf_counter()
-        rate = learning_rate(batch.step, total, train.optimizer.lr, train.schedule)
-        set_learning_rate(engine, rate)
+        rates = rates_at(batch.step, stream.plan, train.optimizer, train.schedule)
+        set_rates(engine, rates)
         set_batch(engine, stream.plan.batch_of(batch.step))
         tokens = torch.from_numpy(batch.tokens).to(engine.device, non_blocking=True)
         fed = _feed(engine, batch, tokens, train.micro_batch)
         load = balance(layers, train.router_bias_rate)
-        numbers = _numbers(engine, stream, fed, load, rate, time.perf_counter() - began)
+        numbers = _numbers(engine, stream, fed, load, rates.lr, time.perf_counter() - began)
         if train.evaluate_every and (batch.step % train.evaluate_every == 0 or batch.step == total):
             numbers += held_out_losses(engine, stream, train.micro_batch)
         if recorder is not None:

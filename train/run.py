@@ -113,12 +113,21 @@ def _begin(
     arguments: argparse.Namespace, run_dir: Path, corpus: Corpus, world: int, stack: ExitStack
 ) -> tuple[Ledger, Start]:
     """Open or create the run, choose where to continue, record the attempt."""
+    from millstream.train.groups import resolved_groups
+    from millstream.train.schedule import resolved_schedule
+
     recipe = load_recipe(arguments.recipe)
     assert recipe.mixture is not None
+    assert recipe.model is not None
     plan = freeze_plan(recipe.mixture, corpus.manifest, corpus.root)
     check_batches(plan, world, recipe.train.micro_batch)
     if not is_run(run_dir):
-        create_run(run_dir, recipe, plan, corpus, own_key().verifier_key)
+        optimizer, vocab_size = recipe.train.optimizer, corpus.manifest.tokenizer.vocab_size
+        resolved = {
+            "groups": resolved_groups(recipe.model, vocab_size, optimizer),
+            "schedule": resolved_schedule(plan, optimizer, recipe.train.schedule),
+        }
+        create_run(run_dir, recipe, plan, corpus, signer=own_key().verifier_key, resolved=resolved)
     ledger = stack.enter_context(open_ledger(run_dir))
     run = open_run(run_dir)
     require_same(run, recipe, plan)
