@@ -57,7 +57,7 @@ def module_level_imports(path: Path) -> set[str]:
 def test_building_and_auditing_need_no_torch() -> None:
     allowed = {ROOT / "stream" / "torch_data.py"}
     for layer in LAYERS[:-1]:
-        for path in sorted((ROOT / layer).glob("*.py")):
+        for path in sorted((ROOT / layer).rglob("*.py")):
             if path not in allowed:
                 assert not module_level_imports(path) & {"torch", "deepspeed"}, path
     code = "import sys; import millstream.cli; sys.exit(any(m in sys.modules for m in ('torch', 'deepspeed', 'spacy')))"
