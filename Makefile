@@ -1,5 +1,6 @@
 # make demo     a fresh machine to a trained, audited run on real text
 # make test     the whole test suite, as CI runs it
+# make test-slow  the tests that it leaves out
 # make lint     ruff check and format, mypy strict
 # Both make their own virtual environment in .venv and install what they need.
 
@@ -8,13 +9,16 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test test-slow lint bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/millstream run recipes/demo.yaml
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+test-slow: $(VENV)/.dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -33,6 +33,8 @@ KINDS = (
     "attempt",
     "step",
     "checkpoint",
+    "pin",
+    "stop",
     "rollback",
     "branch",
     "control",
@@ -67,6 +69,11 @@ class Ledger:
         self._index = index
         self._next = last.seq + 1 if last else 0
         self._prev = last.hash if last else FIRST
+
+    @property
+    def head(self) -> dict[str, Any]:
+        """Number and hash of the last record."""
+        return {"seq": self._next - 1, "hash": self._prev}
 
     def append(self, kind: str, body: dict[str, Any]) -> Record:
         """Write one record and hand it to the operating system.

@@ -58,6 +58,14 @@ class SavedCheckpoint:
     files: dict[str, str]
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Pin:
+    """A checkpoint that stays under a name until the name is taken back; ``path`` is relative to the run."""
+
+    step: int
+    path: str
+
+
 @dataclass(frozen=True)
 class Run:
     """A run as its folder tells it."""
@@ -164,9 +172,18 @@ class Run:
     @cached_property
     def checkpoints(self) -> tuple[SavedCheckpoint, ...]:
         """Checkpoint records, in order; the folders may have been removed since."""
-        names = [name for name in SavedCheckpoint.__slots__ if name != "seq"]
-        saved = self.records.of("checkpoint")
-        return tuple(SavedCheckpoint(seq=r.seq, **{name: r.body[name] for name in names}) for r in saved)
+        return tuple(saved_checkpoint(r) for r in self.records.of("checkpoint"))
+
+    @cached_property
+    def pins(self) -> dict[str, Pin]:
+        """Pinned checkpoints, by name."""
+        pins: dict[str, Pin] = {}
+        for body in (r.body for r in self.records.of("pin")):
+            if body["held"]:
+                pins[body["name"]] = Pin(step=body["step"], path=body["path"])
+            else:
+                pins.pop(body["name"], None)
+        return pins
 
     @property
     def last_step(self) -> int:
@@ -203,6 +220,12 @@ class Run:
             if segment.first_step <= step < segment.end_step:
                 return segment
         raise UsageError(f"{self.path}: step {step} lies in no segment of the run")
+
+
+def saved_checkpoint(record: Record) -> SavedCheckpoint:
+    """The checkpoint that a ``checkpoint`` record names."""
+    names = [name for name in SavedCheckpoint.__slots__ if name != "seq"]
+    return SavedCheckpoint(seq=record.seq, **{name: record.body[name] for name in names})
 
 
 def _segment_bodies(record: Record) -> list[dict[str, Any]]:
@@ -305,12 +328,18 @@ def open_run(path: Path) -> Run:
 def require_same(run: Run, recipe: "Recipe", plan: Plan) -> None:
     """Refuse to continue a run under another recipe or over another corpus.
 
+    How a run is laid out on its machines, and what of it is kept, may change.
+
     Raises:
         UsageError: names the first section that differs.
     """
+    from millstream.mixture.training import learned
+
     now = recipe.section_digests()
-    for section in ("corpus", "mixture", "model", "train"):
-        if now.get(section) != run.info["sections"].get(section):
+    differs = {name: now.get(name) != run.info["sections"].get(name) for name in ("corpus", "mixture", "model")}
+    differs["train"] = learned(recipe.train) != learned(run.recipe.train)
+    for section, other in differs.items():
+        if other:
             raise UsageError(
                 f"{run.path}: the run was started with another '{section}' section; "
                 "restore the recipe, or give the new one another name or --run"

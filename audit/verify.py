@@ -141,6 +141,8 @@ def _plans(run: Run) -> tuple[int, list[str]]:
             last_step = int(record.body["checkpoint_step"])
         elif record.kind == "rollback":
             last_step = int(record.body["to_step"])
+        elif record.kind == "branch" and "of" in record.body:
+            last_step = int(record.body["at"])
         elif record.kind == "segment" and "plan" in record.body:
             plan = plan_from_json(record.body["plan"])
             findings += [f"{run.path}: record {record.seq}: {why}" for why in _wrong(plan, versions, last_step)]

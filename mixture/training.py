@@ -1,6 +1,6 @@
 """The recipe's sections ``model`` and ``train``: what is trained, and how."""
 
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -66,7 +66,7 @@ class Train(Section):
     precision: Literal["fp32", "bf16"] = "bf16"
     micro_batch: int = Field(1, ge=1)
     """Sequences a rank runs at once; the rest of its share of the batch is accumulated."""
-    zero_stage: Literal[1, 2] = 1
+    zero_stage: Literal[1, 2, 3] = 1
     expert_parallel: int = Field(1, ge=1)
     """Ranks that share the experts of a layer."""
     optimizer: Optimizer = Optimizer()
@@ -78,6 +78,35 @@ class Train(Section):
     """On the logits of the vocabulary."""
     checkpoint_every: int = Field(100, ge=1)
     keep_checkpoints: int = Field(3, ge=1)
+    """The newest ones stay; older ones go, unless they are pinned."""
+    keep_every: int | None = Field(None, ge=1)
+    """Checkpoints of steps that are a multiple of it stay as well."""
     evaluate_every: int | None = Field(None, ge=1)
     """Steps between losses on the held-out documents; none by default."""
     wandb: Wandb | None = Wandb()
+
+    @model_validator(mode="after")
+    def _muon(self) -> Self:
+        if self.optimizer.kind == "muon" and self.zero_stage == 3:
+            raise ValueError("'optimizer.kind: muon' needs 'zero_stage: 1' or 2: ZeRO 3 cuts every matrix")
+        return self
+
+
+PLACEMENT = frozenset(
+    {
+        "micro_batch",
+        "zero_stage",
+        "expert_parallel",
+        "checkpoint_every",
+        "keep_checkpoints",
+        "keep_every",
+        "evaluate_every",
+        "wandb",
+    }
+)
+"""Fields of ``train`` that change where and how a run is trained and what of it is kept, but not what is learned."""
+
+
+def learned(train: Train) -> dict[str, Any]:
+    """The fields of a section that decide what is learned; a run is continued only with the same ones."""
+    return train.model_dump(exclude=set(PLACEMENT))

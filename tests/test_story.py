@@ -28,7 +28,7 @@ from millstream.audit.runs import Run, open_run
 from millstream.audit.step import audit_step
 from millstream.stream.reader import open_stream
 from millstream.tokenize.decode import decoder
-from millstream.train.checkpoint import read_index
+from millstream.train.checkpoint_index import read_index
 
 STEPS = 24
 DOMAINS = ("law", "news", "verse")

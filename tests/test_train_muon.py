@@ -108,7 +108,7 @@ def train(
     """Train on this rank with the engine; returns losses over all ranks and this rank's weights."""
     import torch.distributed as dist
 
-    from millstream.train.checkpoint import load_checkpoint, save_checkpoint
+    from millstream.train.checkpoint import Saver, load_checkpoint
     from millstream.train.engine import build_engine, run_micro_batches
     from millstream.train.optimizer import set_rates
 
@@ -128,7 +128,9 @@ def train(
         dist.all_reduce(total)
         losses.append(total.item() / BATCH)
     if save:
-        save_checkpoint(engine, Path(save), last, lambda: None)
+        saver = Saver(engine, Path(save))
+        saver.begin(last, {"attempt": 1, "head": {}, "layout": {}})
+        saver.take()
     weights = {name: p.detach().numpy().copy() for name, p in engine.module.named_parameters()}
     return {
         "losses": losses,

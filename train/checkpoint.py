@@ -1,236 +1,336 @@
-"""Checkpoints: fp32 master weights, the optimizer's moments and router biases, resharded on load.
+"""Checkpoints: master weights, optimizer state and router biases, saved while training goes on, resharded on load.
 
-    checkpoints/step-00000100/
-      rank-00000.safetensors   this rank's flat fragments of every parameter's state
-      checkpoint.json          format, step, layout, where each fragment lies, digests; written last
+    begin   every rank copies its fragments to host memory (training waits for this alone)
+    write   a thread of each rank writes them, hashes the file and syncs it
+    seal    rank 0 writes the index, syncs the folder and gives it its name
 
-Each rank writes the fragments that ZeRO gave it, with their offsets in the logical parameter (experts: in
-the stack of all experts), so any number of ranks, expert-parallel size or ZeRO stage reads them back; the same topology
-gets the same bits. Files are safetensors and JSON: nothing that is loaded can run code, unlike DeepSpeed's own
-checkpoints and ``torch.distributed.checkpoint``, whose index is a pickle.
-
-The fragments are found through fields of DeepSpeed's optimizer that are not public; ``tests/test_train_checkpoint.py``
-holds them to the pinned version.
+Any number of ranks, expert-parallel size or ZeRO stage reads a checkpoint back; the same topology gets the same bits.
+``millstream.train.checkpoint_index`` tells what lies on the disk.
 """
 
-import hashlib
+import math
+import os
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import orjson
 import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from millstream.canonical import canonical_bytes
 from millstream.errors import InputError, SetupError
 from millstream.files import sha256_file, write_bytes
-from millstream.train.model import moe_layers
-from millstream.train.moe import MoELayer
-from millstream.train.optimizer import STATES, empty_state
+from millstream.train.checkpoint_index import (
+    FOLDER,
+    FORMAT,
+    INDEX,
+    check_files,
+    free_folder,
+    read_index,
+    record_of,
+)
+from millstream.train.fragments import (
+    MASTER,
+    Fragment,
+    empty_states,
+    logical_kinds,
+    logical_shapes,
+    state_fragments,
+    take_over,
+    update_count,
+)
 
-FORMAT = "millstream-checkpoint/1"
-INDEX = "checkpoint.json"
-KINDS = tuple(kind for states in STATES.values() for kind in states)
-"""Tensors beside the master weights, whatever the method."""
+T = TypeVar("T")
+
+WRITES_WITHIN = timedelta(hours=6)
+"""The longest that ranks wait for each other's files."""
+
+BUFFER = "buffer"
+"""The kind of the network's persistent buffers: the router's correction biases."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Fragment:
-    """A piece of a logical parameter's state: ``view`` (n,) lies at ``offset`` of ``total`` values."""
-
-    name: str
-    view: Tensor
-    offset: int
-    total: int
-
-
-def folder_of(step: int) -> str:
-    """Path of a step's checkpoint, relative to the run."""
-    return f"checkpoints/step-{step:08}"
-
-
-def save_checkpoint(engine: Any, run_dir: Path, step: int, before_sealing: Callable[[], None]) -> dict[str, Any] | None:
-    """Write a checkpoint; all ranks take part.
+class Saver:
+    """Saves one checkpoint at a time in the background. Made and used by all ranks alike, from one thread.
 
     Args:
         engine: DeepSpeed's.
         run_dir: the run's folder, seen by all ranks.
-        step: steps done.
-        before_sealing: called on rank 0 when all files are written, before the checkpoint gets its name.
-
-    Returns:
-        On rank 0 the body of the ledger's ``checkpoint`` record, without its attempt; else None.
-
-    Raises:
-        SetupError: the disk is full or fails on any rank; nothing is left that looks like a checkpoint.
     """
-    rank = dist.get_rank()
-    target = run_dir / folder_of(step)
-    temporary = target.with_name(f".{target.name}.tmp")
-    if rank == 0:
-        shutil.rmtree(temporary, ignore_errors=True)
-        temporary.mkdir(parents=True)
-    dist.barrier()
-    name = f"rank-{rank:05}.safetensors"
-    fragments = state_fragments(engine)
-    tensors = {f.name: f.view.contiguous() for f in fragments}
-    if rank == 0:
-        tensors |= {
-            f"bias/{n}": layer.gate.e_score_correction_bias for n, layer in enumerate(moe_layers(engine.module))
+
+    def __init__(self, engine: Any, run_dir: Path) -> None:
+        self._engine, self._run_dir = engine, run_dir
+        # A group of its own: its messages must not mix with those of training.
+        self._group = dist.new_group(backend="gloo", timeout=WRITES_WITHIN) if dist.get_world_size() > 1 else None
+        self._staged: dict[str, Tensor] = {}
+        self._writer: threading.Thread | None = None
+        self._outcome: dict[str, Any] | Exception | None = None
+
+    def begin(self, step: int, about: dict[str, Any]) -> None:
+        """Copy the state as it is now and begin to write it; the one before must have been taken.
+
+        Args:
+            step: steps done.
+            about: the index's fields ``attempt``, ``head`` (the ledger's last record) and ``layout``; rank 0's count.
+        """
+        assert self._writer is None
+        fragments = state_fragments(self._engine)
+        buffers = _buffers(self._engine.module) if dist.get_rank() == 0 else {}
+        tensors = {f.name: f.view for f in fragments} | {f"{BUFFER}/{name}": value for name, value in buffers.items()}
+        self._stage(tensors)
+        parts = [[f.name, f.offset, f.view.numel(), list(f.shape), _dtype(f.view)] for f in fragments]
+        parts += [[f"{BUFFER}/{n}", 0, v.numel(), list(v.shape), _dtype(v)] for n, v in buffers.items()]
+        index = {
+            "format": FORMAT,
+            "step": step,
+            **about,
+            "updates": update_count(self._engine),
         }
-    problem = None
-    try:
-        save_file(tensors, temporary / name)
-    except Exception as error:  # safetensors raises its own for a full disk
-        problem = f"{temporary / name}: cannot be written: {error}"
-    mine = {
-        "problem": problem,
-        "file": name,
-        "sha256": None if problem else sha256_file(temporary / name),
-        "parts": [[f.name, f.offset, f.view.numel(), f.total] for f in fragments],
-    }
-    everyone: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    problems = [each["problem"] for each in everyone if each["problem"]]
-    if problems:
-        if rank == 0:
-            shutil.rmtree(temporary, ignore_errors=True)
-        raise SetupError(problems[0])
-    record = _finish(engine, target, temporary, step, everyone, before_sealing) if rank == 0 else None
-    dist.barrier()
-    return record
+        self._outcome = None
+        self._writer = threading.Thread(target=self._run, args=(index, parts), daemon=True)
+        self._writer.start()
+
+    def finished(self) -> bool:
+        """Whether a checkpoint was begun and is on the disk, or failed; then ``take`` does not wait."""
+        return self._writer is not None and not self._writer.is_alive()
+
+    def take(self) -> dict[str, Any] | None:
+        """Wait for the checkpoint that was begun.
+
+        Returns:
+            On rank 0 the body of the ledger's ``checkpoint`` record; None elsewhere, and where none was begun.
+
+        Raises:
+            SetupError: it could not be written on some rank; nothing is left that looks like a checkpoint.
+        """
+        if self._writer is None:
+            return None
+        self._writer.join()
+        self._writer = None
+        if isinstance(self._outcome, Exception):
+            raise self._outcome
+        return self._outcome
+
+    def _stage(self, tensors: dict[str, Tensor]) -> None:
+        """Copy to host memory that is used again for the next checkpoint, page-locked where a GPU copies."""
+        on_gpu = torch.cuda.is_available()
+        for name, value in tensors.items():
+            kept = self._staged.get(name)
+            if kept is None or kept.shape != value.shape:
+                kept = torch.empty(value.shape, dtype=value.dtype, pin_memory=on_gpu)
+                self._staged[name] = kept
+            kept.copy_(value, non_blocking=True)
+        if on_gpu:
+            torch.cuda.synchronize()
+
+    def _run(self, index: dict[str, Any], parts: list[list[Any]]) -> None:
+        """The writing thread; its outcome is read once it has ended."""
+        try:
+            self._outcome = self._write(index, parts)
+        except SetupError as error:
+            self._outcome = error
+        except Exception as error:
+            # Most likely another rank is gone; the training thread finds that out by itself too.
+            self._outcome = SetupError(f"checkpoint of step {index['step']}: {type(error).__name__}: {error}")
+
+    def _write(self, index: dict[str, Any], parts: list[list[Any]]) -> dict[str, Any] | None:
+        rank = dist.get_rank()
+        temporary = self._run_dir / FOLDER / f".step-{index['step']:08}.tmp"
+        self._agree(temporary, *_tried(lambda: _make_anew(temporary) if rank == 0 else None))
+        path = temporary / f"rank-{rank:05}.safetensors"
+        sha256, problem = _tried(lambda: _write_synced(self._staged, path))
+        everyone = self._agree(temporary, {"file": path.name, "sha256": sha256, "parts": parts}, problem)
+        sealed, problem = _tried(lambda: _seal(self._run_dir, temporary, index, everyone) if rank == 0 else None)
+        self._agree(temporary, None, problem)
+        return sealed
+
+    def _agree(self, temporary: Path, mine: Any, problem: str | None) -> list[Any]:
+        """Every rank's ``mine``; where one has a problem nothing is left on the disk, and all of them say so."""
+        everyone: list[Any] = [(mine, problem)]
+        if self._group is not None:
+            everyone = [None] * dist.get_world_size()
+            dist.all_gather_object(everyone, (mine, problem), group=self._group)
+        problems = [problem for _, problem in everyone if problem]
+        if problems:
+            if dist.get_rank() == 0:
+                shutil.rmtree(temporary, ignore_errors=True)
+            raise SetupError(problems[0])
+        return [mine for mine, _ in everyone]
 
 
 def load_checkpoint(engine: Any, folder: Path) -> int:
-    """Load a checkpoint into the engine, from whatever topology wrote it; returns its step.
+    """Load a checkpoint into the engine, from whatever topology wrote it; returns its step. All ranks take part.
 
     Raises:
-        InputError: a file is missing, altered or of another model.
+        InputError: a file is missing or altered, or the checkpoint is of another model or optimizer; names the tensor.
     """
     index = read_index(folder)
-    optimizer = engine.optimizer
-    for group in optimizer.optimizer.param_groups:
-        for flat in group["params"]:
-            optimizer.optimizer.state[flat] = empty_state(group["method"], flat, index["updates"])
-    files = {name: safe_open(folder / name, "pt") for name in index["files"]}
+    _check_together(folder, index)
+    tensors = index["tensors"]
+    _refuse_other_shapes(engine, folder, tensors)
+    _refuse_other_optimizer(engine, folder, tensors)
+    empty_states(engine, index["updates"])
+    files = _Files(folder)
     for fragment in state_fragments(engine):
-        parts = index["parts"].get(fragment.name)
-        if parts is None or parts["total"] != fragment.total:
-            found = "nothing" if parts is None else f"{parts['total']} values"
-            raise InputError(f"{folder}: holds {found} for {fragment.name}, the model has {fragment.total}")
-        _fill(fragment, parts["at"], files, folder)
-    with torch.no_grad():
-        for number, layer in enumerate(moe_layers(engine.module)):
-            layer.gate.e_score_correction_bias.copy_(files["rank-00000.safetensors"].get_tensor(f"bias/{number}"))
-            layer.gate.load.zero_()
-    optimizer.update_lp_params()
+        _fill(fragment, tensors[fragment.name], files)
+    for name, buffer in _buffers(engine.module).items():
+        whole = Fragment(name=f"{BUFFER}/{name}", view=buffer.view(-1), offset=0, shape=tuple(buffer.shape))
+        _fill(whole, tensors[whole.name], files)
+    take_over(engine)
     engine.global_steps = index["step"]
     return int(index["step"])
 
 
-def read_index(folder: Path) -> dict[str, Any]:
-    """A checkpoint's index, its files' digests checked.
+class _Files:
+    """A checkpoint's files, each mapped when something of it is first asked for."""
 
-    Raises:
-        InputError: it is incomplete or altered.
-    """
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._open: dict[str, Any] = {}
+
+    def piece(self, file: str, name: str, first: int, last: int) -> Tensor:
+        """Values ``first`` to ``last`` of a fragment."""
+        if file not in self._open:
+            self._open[file] = safe_open(self.folder / file, "pt")
+        return self._open[file].get_slice(name)[first:last]
+
+
+def read_whole(folder: Path, index: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
+    """Master weights and buffers one after another, whole: parameter's name, and its tensor in its own shape."""
+    files = _Files(folder)
+    for name, about in index["tensors"].items():
+        kind, _, parameter = name.partition("/")
+        if kind in (MASTER, BUFFER):
+            whole = torch.empty(math.prod(about["shape"]), dtype=getattr(torch, about["dtype"]))
+            _fill(Fragment(name=name, view=whole, offset=0, shape=tuple(about["shape"])), about, files)
+            yield parameter, whole.view(about["shape"])
+
+
+def _buffers(module: nn.Module) -> dict[str, Tensor]:
+    """The buffers that a network keeps, the same on all ranks."""
+    return {
+        f"{path}.{name}": buffer
+        for path, part in module.named_modules()
+        for name, buffer in part.named_buffers(recurse=False)
+        if name not in part._non_persistent_buffers_set
+    }
+
+
+def _dtype(value: Tensor) -> str:
+    return str(value.dtype).removeprefix("torch.")
+
+
+def _tried(action: Callable[[], T]) -> tuple[T | None, str | None]:
+    """What an action returns, or one line of what went wrong."""
     try:
-        index: dict[str, Any] = orjson.loads((folder / INDEX).read_bytes())
-    except (OSError, orjson.JSONDecodeError) as error:
-        raise InputError(f"{folder}: no complete checkpoint: {error}") from error
-    if index.get("format") != FORMAT:
-        raise InputError(f"{folder / INDEX}: expected format {FORMAT}, found {index.get('format')}")
-    for name, wanted in index["files"].items():
-        path = folder / name
-        if Path(name).name != name or not path.is_file():
-            raise InputError(f"{path}: missing")
-        if (found := sha256_file(path)) != wanted:
-            raise InputError(f"{path}: altered: SHA-256 {found[:16]}, the index says {wanted[:16]}; remove {folder}")
-    return index
+        return action(), None
+    except Exception as error:  # safetensors raises its own for a full disk
+        return None, str(error)
 
 
-def digest_of(folder: Path) -> str:
-    """SHA-256 of a checkpoint's index, as hex; it names the digests of all other files."""
-    return hashlib.sha256((folder / INDEX).read_bytes()).hexdigest()
+def _make_anew(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
 
 
-def prune(run_dir: Path, keep: int) -> None:
-    """Remove all but the newest complete checkpoints, and what crashes left."""
-    folders = sorted((run_dir / "checkpoints").glob("step-*"))
-    for folder in [*folders[:-keep], *(run_dir / "checkpoints").glob(".step-*.tmp")]:
-        shutil.rmtree(folder, ignore_errors=True)
+def _write_synced(tensors: dict[str, Tensor], path: Path) -> str:
+    """Write a rank's file and wait until it is on the disk; returns its SHA-256."""
+    try:
+        save_file(tensors, path)
+        _sync(path)
+    except Exception as error:
+        raise SetupError(f"{path}: cannot be written: {error}") from error
+    return sha256_file(path)
 
 
-def state_fragments(engine: Any) -> list[Fragment]:
-    """This rank's pieces of every parameter's master weight and moments."""
-    expert_rank: dict[int, MoELayer] = {
-        id(p): layer for layer in moe_layers(engine.module) for p in layer.experts.parameters()
-    }
-    optimizer = engine.optimizer
-    fragments = []
-    for name, parameter in engine.module.named_parameters():
-        mapping = getattr(parameter, "_hp_mapping", None)
-        if mapping is None:
-            continue
-        layer = expert_rank.get(id(parameter))
-        base = layer.ep_rank * parameter.numel() if layer else 0
-        total = parameter.numel() * (layer.ep_size if layer else 1)
-        flat = optimizer.single_partition_of_fp32_groups[mapping.param_group_index]
-        state = optimizer.optimizer.state.get(flat, {})
-        at = mapping.hp_fragment_address
-        views = {"fp32": mapping.hp_fragment}
-        views |= {kind: state[kind].narrow(0, at.start, at.numel) for kind in KINDS if kind in state}
-        for kind, view in views.items():
-            offset = base + mapping.lp_fragment_address.start
-            fragments.append(Fragment(name=f"{kind}/{name}", view=view.detach().view(-1), offset=offset, total=total))
-    return fragments
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
-def _finish(
-    engine: Any, target: Path, temporary: Path, step: int, everyone: list[Any], before_sealing: Callable[[], None]
-) -> dict[str, Any]:
-    parts: dict[str, dict[str, Any]] = {}
+def _seal(run_dir: Path, temporary: Path, index: dict[str, Any], everyone: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Write the index and give the folder its name; returns the ledger's record."""
+    tensors: dict[str, dict[str, Any]] = {}
     for each in everyone:
-        for name, offset, count, total in each["parts"]:
-            part = parts.setdefault(name, {"total": total, "at": []})
-            # Ranks of different expert groups may hold the same fragment; one copy is enough.
-            if not any(offset == known[1] for known in part["at"]):
-                part["at"].append([each["file"], offset, count])
-    for name, part in parts.items():
-        if sum(count for _, _, count in part["at"]) != part["total"]:
-            raise SetupError(f"{target}: the ranks' fragments of {name} do not make up the whole; nothing was saved")
-    states = engine.optimizer.optimizer.state.values()
-    files = {each["file"]: each["sha256"] for each in everyone}
-    index = {
-        "format": FORMAT,
-        "step": step,
-        "updates": max((int(state["step"]) for state in states if "step" in state), default=0),
-        "world": len(everyone),
-        "files": files,
-        "parts": parts,
-    }
+        for name, offset, count, shape, dtype in each["parts"]:
+            about = tensors.setdefault(name, {"shape": shape, "dtype": dtype, "at": []})
+            about["at"].append([each["file"], offset, count])
+    for name, about in tensors.items():
+        about["at"].sort(key=lambda part: part[1])
+        ends = [offset + count for _, offset, count in about["at"]]
+        begins = [offset for _, offset, _ in about["at"]]
+        if begins != [0, *ends[:-1]] or ends[-1] != math.prod(about["shape"]):
+            raise SetupError(f"{temporary}: the ranks' fragments of {name} do not make up the whole; nothing was saved")
+    index = index | {"files": {each["file"]: each["sha256"] for each in everyone}, "tensors": tensors}
     write_bytes(temporary / INDEX, canonical_bytes(index) + b"\n")
-    before_sealing()
-    shutil.rmtree(target, ignore_errors=True)
+    _sync(temporary)
+    target = free_folder(run_dir, index["step"], index["attempt"])
     temporary.rename(target)
-    sealed = digest_of(target)
-    return {"step": step, "path": folder_of(step), "digest": sealed, "files": files | {INDEX: sealed}}
+    _sync(target.parent)
+    return record_of(run_dir, target)
 
 
-def _fill(fragment: Fragment, parts: list[list[Any]], files: dict[str, Any], folder: Path) -> None:
+def _check_together(folder: Path, index: dict[str, Any]) -> None:
+    """Compare all files with the index, each on one rank; every rank hears of what is wrong."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    problem: str | None = None
+    try:
+        check_files(folder, index, sorted(index["files"])[rank::world])
+    except InputError as error:
+        problem = str(error)
+    everyone: list[Any] = [problem]
+    if world > 1:
+        everyone = [None] * world
+        dist.all_gather_object(everyone, problem)
+    for found in filter(None, everyone):
+        raise InputError(found)
+
+
+def _refuse_other_shapes(engine: Any, folder: Path, tensors: dict[str, dict[str, Any]]) -> None:
+    """Refuse a checkpoint whose weights are not exactly the network's."""
+    expected = {f"{MASTER}/{name}": shape for name, shape in logical_shapes(engine).items()}
+    expected |= {f"{BUFFER}/{name}": tuple(value.shape) for name, value in _buffers(engine.module).items()}
+    held = {
+        name: tuple(about["shape"]) for name, about in tensors.items() if name.partition("/")[0] in (MASTER, BUFFER)
+    }
+    for name in sorted(expected.keys() | held.keys()):
+        if held.get(name) != expected.get(name):
+            there = f"of shape {held[name]}" if name in held else "not there"
+            wanted = f"of shape {expected[name]}" if name in expected else "not there"
+            raise InputError(f"{folder}: is of another model: {name} is {there}; in the recipe's model it is {wanted}")
+
+
+def _refuse_other_optimizer(engine: Any, folder: Path, tensors: dict[str, dict[str, Any]]) -> None:
+    """Refuse a checkpoint whose parameters were moved by other methods than the recipe's."""
+    held: dict[str, set[str]] = defaultdict(set)
+    for name in tensors:
+        kind, _, parameter = name.partition("/")
+        held[parameter].add(kind)
+    for parameter, kinds in logical_kinds(engine).items():
+        if held[parameter] != set(kinds):
+            raise InputError(
+                f"{folder}: is of another optimizer: it holds {', '.join(sorted(held[parameter]))} of {parameter}, the "
+                f"recipe's keeps {', '.join(sorted(kinds))}"
+            )
+
+
+def _fill(fragment: Fragment, about: dict[str, Any], files: _Files) -> None:
     first, last = fragment.offset, fragment.offset + fragment.view.numel()
     filled = 0
-    for name, offset, count in parts:
+    for file, offset, count in about["at"]:
         low, high = max(first, offset), min(last, offset + count)
         if low < high:
-            piece = files[name].get_slice(fragment.name)[low - offset : high - offset]
-            fragment.view[low - first : high - first].copy_(piece)
+            piece = files.piece(file, fragment.name, low - offset, high - offset)
+            fragment.view[low - first : high - first].copy_(piece.view(-1))
             filled += high - low
     if filled != last - first:
-        raise InputError(f"{folder}: {fragment.name} is not whole: {filled} of {last - first} values found")
+        raise InputError(f"{files.folder}: {fragment.name} is not whole: {filled} of {last - first} values found")

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor
 
 MOST_ELEMENTS = 2**26
@@ -147,6 +148,15 @@ class Layout:
                 found[piece.rank, piece] = start
                 start += piece.count
         return found
+
+
+def flat_groups(zero: Any) -> list[tuple[Tensor, dict[str, Any]]]:
+    """This rank's flat fp32 partitions in DeepSpeed's optimizer of ZeRO 1, 2 or 3, each with its parameter group."""
+    groups = zero.optimizer.param_groups
+    if isinstance(zero, DeepSpeedZeroOptimizer_Stage3):
+        flats = enumerate(zero.fp32_partitioned_groups_flat)
+        return [(flat, groups[zero.sub_group_to_group_id[number]]) for number, flat in flats]
+    return [(flat, group) for group in groups for flat in group["params"]]
 
 
 def zero_layout(zero: Any, number: int) -> Layout:

@@ -8,7 +8,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,13 +19,15 @@ from torch import Tensor
 from millstream.audit.feed import check_tripwires, leaf_hashes, step_root, tripwires
 from millstream.audit.ledger import Ledger
 from millstream.audit.losses import LossWriter
-from millstream.audit.runs import Run
+from millstream.audit.runs import Run, saved_checkpoint
+from millstream.mixture.training import Train
 from millstream.stream.reader import Batch, Stream
 from millstream.stream.tombstones import masked_targets
 from millstream.stream.torch_data import page_locked
-from millstream.train.checkpoint import prune, save_checkpoint
+from millstream.train.checkpoint import Saver
 from millstream.train.engine import run_micro_batches, set_batch
 from millstream.train.evaluate import held_out_losses
+from millstream.train.keeping import Shelf, prune
 from millstream.train.metrics import MetricsWriter, Value
 from millstream.train.model import moe_layers
 from millstream.train.moe import balance
@@ -50,6 +51,7 @@ class Recorder:
     metrics: MetricsWriter
     wandb: Any | None
     progress: TrainProgress
+    shelf: Shelf
 
     def sync(self) -> None:
         """Wait until the record is on the disk."""
@@ -68,14 +70,17 @@ class Fed:
 
 
 def train_steps(
-    engine: Any, run: Run, stream: Stream, first: int, last: int, attempt: int, recorder: Recorder | None
+    engine: Any, run: Run, train: Train, stream: Stream, first: int, last: int, attempt: int, recorder: Recorder | None
 ) -> None:
     """Train steps ``first`` to ``last``; ``recorder`` is rank 0's, None elsewhere.
+
+    ``train`` is the recipe's section as it is now: it may differ from the run's own in where and how the run is laid
+    out.
 
     Raises:
         SetupError: a checkpoint or record cannot be written.
     """
-    train = run.recipe.train
+    saver = Saver(engine, run.path)
     rank, world = dist.get_rank(), dist.get_world_size()
     layers = moe_layers(engine.module)
     total = stream.plan.total_steps
@@ -93,8 +98,12 @@ def train_steps(
             numbers += held_out_losses(engine, stream, train.micro_batch)
         if recorder is not None:
             _record(run, recorder, engine, fed, numbers, attempt)
-        if batch.step % train.checkpoint_every == 0 or batch.step == last:
-            _checkpoint(engine, run.path, batch.step, attempt, train.keep_checkpoints, recorder)
+        due = batch.step % train.checkpoint_every == 0 or batch.step == last
+        if due or saver.finished():
+            _keep(saver, train, recorder)
+        if due:
+            saver.begin(batch.step, _about(attempt, train, recorder))
+    _keep(saver, train, recorder)
 
 
 def _feed(engine: Any, batch: Batch, tokens: Tensor, micro_batch: int) -> Fed:
@@ -181,9 +190,25 @@ def micro_nats(loss: float) -> int | str:
     return "inf" if math.isinf(loss) else round(loss * 1e6)
 
 
-def _checkpoint(engine: Any, run_dir: Path, step: int, attempt: int, keep: int, recorder: Recorder | None) -> None:
-    body = save_checkpoint(engine, run_dir, step, recorder.sync if recorder is not None else lambda: None)
+def _about(attempt: int, train: Train, recorder: Recorder | None) -> dict[str, Any]:
+    """What a checkpoint says of itself; the ledger's records up to it are on the disk before it is."""
+    if recorder is None:
+        return {}
+    recorder.sync()
+    layout = {
+        "world": dist.get_world_size(),
+        "expert_parallel": train.expert_parallel,
+        "zero_stage": train.zero_stage,
+    }
+    return {"attempt": attempt, "head": recorder.ledger.head, "layout": layout}
+
+
+def _keep(saver: Saver, train: Train, recorder: Recorder | None) -> None:
+    """Wait for the checkpoint that is being written, record it, and remove those that it makes superfluous."""
+    body = saver.take()
     if recorder is not None and body is not None:
-        recorder.ledger.append("checkpoint", body | {"attempt": attempt})
+        record = recorder.ledger.append("checkpoint", body)
+        recorder.ledger.sync()
         recorder.sign()
-        prune(run_dir, keep)
+        recorder.shelf.lineage.append(saved_checkpoint(record))
+        prune(recorder.shelf, train.keep_checkpoints, train.keep_every)

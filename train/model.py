@@ -17,7 +17,8 @@ from millstream.mixture.training import Model
 from millstream.train.moe import FeedForward, MoELayer
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+# Without slots: ZeRO 3 looks for tensors in vars().
+@dataclass(frozen=True, kw_only=True)
 class Losses:
     """What a forward pass gives.
 

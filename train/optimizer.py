@@ -15,7 +15,7 @@ from torch import Tensor
 
 from millstream.mixture import optimizing
 from millstream.mixture.training import Train
-from millstream.train.layout import Layout, zero_layout
+from millstream.train.layout import Layout, flat_groups, zero_layout
 from millstream.train.schedule import Rates
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
@@ -77,11 +77,10 @@ def prepare(engine: Any) -> None:
     State is there before the first update, so that a checkpoint holds the same whatever came before it.
     """
     zero = engine.optimizer
-    for number, group in enumerate(zero.optimizer.param_groups):
-        for flat in group["params"]:
-            zero.optimizer.state[flat] = empty_state(group["method"], flat, 0)
-            if group["method"] == "muon":
-                zero.optimizer.layouts[flat] = zero_layout(zero, number)
+    for number, (flat, group) in enumerate(flat_groups(zero)):
+        zero.optimizer.state[flat] = empty_state(group["method"], flat, 0)
+        if group["method"] == "muon":
+            zero.optimizer.layouts[flat] = zero_layout(zero, number)
 
 
 def set_rates(engine: Any, rates: Rates) -> None:

@@ -21,25 +21,26 @@ from millstream.audit.heads import head_signer
 from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.losses import LossWriter
 from millstream.audit.replay import check_recent_roots
-from millstream.audit.runs import Run, create_run, environment, is_run, open_run, require_same
+from millstream.audit.runs import Run, SavedCheckpoint, create_run, environment, is_run, open_run, require_same
 from millstream.audit.signing import own_key
 from millstream.errors import InputError, MillstreamError, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
+from millstream.mixture.training import Train
 from millstream.places import corpus_place, run_folder
 from millstream.stream.corpora import Corpus, open_corpus
 from millstream.stream.freeze import freeze_plan
 from millstream.stream.reader import check_batches, open_stream
 from millstream.stream.remote import StoreSettings
-from millstream.train.checkpoint import INDEX, digest_of, load_checkpoint
+from millstream.train.keeping import adopt_unrecorded, give_up, newest_checkpoint, open_shelf
 from millstream.train.launch import FAILURE, WATCHED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Start:
-    """What all ranks must agree on: the attempt, the checkpoint to load (relative to the run), the steps."""
+    """What all ranks must agree on: the attempt, the checkpoint to load, the steps."""
 
     attempt: int
-    checkpoint: str | None
+    checkpoint: SavedCheckpoint | None
     first: int
     last: int
 
@@ -86,9 +87,11 @@ def _train(arguments: argparse.Namespace) -> None:
         stream = open_stream(run.plan, open_corpora(run, place, settings).values())
         engine = build_engine(recipe.model, recipe.train, stream.manifest.tokenizer.vocab_size, run.plan.batch_of(1))
         if start.checkpoint is not None:
-            load_checkpoint(engine, run_dir / start.checkpoint)
+            _load(engine, run, start.checkpoint, ledger)
         recorder = None
         if ledger is not None:
+            ledger.append("attempt", _attempt_body(run, recipe.train, start, world))
+            ledger.sync()
             progress = stack.enter_context(TrainProgress(start.first - 1, run.plan.total_steps, shown=True))
             recorder = Recorder(
                 ledger=ledger,
@@ -97,8 +100,9 @@ def _train(arguments: argparse.Namespace) -> None:
                 metrics=MetricsWriter(run_dir, start.attempt),
                 wandb=start_wandb(run),
                 progress=progress,
+                shelf=open_shelf(run),
             )
-        train_steps(engine, run, stream, start.first, start.last, start.attempt, recorder)
+        train_steps(engine, run, recipe.train, stream, start.first, start.last, start.attempt, recorder)
         if recorder is not None:
             recorder.metrics.close()
             if start.last == run.plan.total_steps:
@@ -112,7 +116,7 @@ def _train(arguments: argparse.Namespace) -> None:
 def _begin(
     arguments: argparse.Namespace, run_dir: Path, corpus: Corpus, world: int, stack: ExitStack
 ) -> tuple[Ledger, Start]:
-    """Open or create the run, choose where to continue, record the attempt."""
+    """Open or create the run, and choose where to continue."""
     from millstream.train.groups import resolved_groups
     from millstream.train.schedule import resolved_schedule
 
@@ -133,52 +137,40 @@ def _begin(
     require_same(run, recipe, plan)
     plan = run.plan
     check_batches(plan, world, recipe.train.micro_batch)
-    step, checkpoint = newest_checkpoint(run)
+    run = adopt_unrecorded(run, ledger)
+    saved = newest_checkpoint(run)
+    step = saved.step if saved else 0
     check_recent_roots(run, open_corpora(run, corpus.root), step)
     last = min(arguments.until or plan.total_steps, plan.total_steps)
     if step >= last:
         raise UsageError(f"{run_dir}: step {step} is done already; nothing to train up to step {last}")
-    attempt = len(run.attempts) + 1
     record_commitments(ledger, run, open_corpora(run, corpus.root))
-    ledger.append("attempt", _attempt_body(run, attempt, step, world))
-    ledger.sync()
-    return ledger, Start(attempt=attempt, checkpoint=checkpoint, first=step + 1, last=last)
+    return ledger, Start(attempt=len(run.attempts) + 1, checkpoint=saved, first=step + 1, last=last)
 
 
-def newest_checkpoint(run: Run) -> tuple[int, str | None]:
-    """Step and path of the newest checkpoint that the lineage may continue from; (0, None) for none.
+def _load(engine: Any, run: Run, saved: SavedCheckpoint, ledger: Ledger | None) -> None:
+    """Load a checkpoint on all ranks; where that fails the ledger says so."""
+    from millstream.train.checkpoint import load_checkpoint
 
-    Only checkpoints that the ledger names are used, so one newer than the ledger's tail never is. An older one is
-    never used by itself: that would throw away what was trained since, so somebody has to say it.
-
-    Raises:
-        InputError: the newest one was altered or is not there.
-    """
-    kept = [saved for saved in run.checkpoints if not run.given_up(saved)]
-    if not kept:
-        return 0, None
-    saved = max(kept, key=lambda c: (c.step, c.seq))
-    folder = run.path / saved.path
-    if (folder / INDEX).is_file() and digest_of(folder) == saved.digest:
-        return saved.step, saved.path
-    found = "not the checkpoint that the ledger names" if folder.exists() else "missing"
-    older = sorted({c.step for c in kept if c.step < saved.step and (run.path / c.path / INDEX).is_file()})
-    raise InputError(
-        f"{folder}: {found}, and it is the newest; restore it, or give up the steps since an older one with "
-        f"'millstream rollback {run.path} --to {older[-1] if older else 0}'"
-    )
+    try:
+        load_checkpoint(engine, run.path / saved.path)
+    except InputError as error:
+        if ledger is not None:
+            ledger.append("note", {"text": f"did not continue after step {saved.step}: {error}", "by": "millstream"})
+        raise InputError(f"{error}; restore it, or {give_up(run, saved)}") from error
 
 
-def _attempt_body(run: Run, attempt: int, step: int, world: int) -> dict[str, Any]:
+def _attempt_body(run: Run, train: Train, start: Start, world: int) -> dict[str, Any]:
     import torch
 
     return {
-        "attempt": attempt,
-        "segment": run.segment_of(step + 1).id,
-        "checkpoint_step": step,
+        "attempt": start.attempt,
+        "segment": run.segment_of(start.first).id,
+        "checkpoint_step": start.first - 1,
         "world": world,
-        "expert_parallel": run.recipe.train.expert_parallel,
-        "zero_stage": run.recipe.train.zero_stage,
+        "expert_parallel": train.expert_parallel,
+        "zero_stage": train.zero_stage,
+        "micro_batch": train.micro_batch,
         # Sums are bracketed by it: the same bits need the same number.
         "threads": torch.get_num_threads(),
         "hosts": [socket.gethostname()],
