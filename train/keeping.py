@@ -47,22 +47,30 @@ def adopt_unrecorded(run: Run, ledger: Ledger) -> Run:
     Raises:
         InputError: a complete checkpoint was written under records that this ledger does not have, or was altered.
     """
-    known = {(c.path, c.digest) for c in run.checkpoints}
+    known = {c.path for c in run.checkpoints}
     for folder in sorted((run.path / FOLDER).glob("step-*")):
-        path = str(folder.relative_to(run.path))
-        if not (folder / INDEX).is_file() or any(path == known_path for known_path, _ in known):
+        if not (folder / INDEX).is_file() or str(folder.relative_to(run.path)) in known:
             continue
-        index = read_index(folder)
+        index, body = read_index(folder), record_of(run.path, folder)
         head = index["head"]
         if not (head["seq"] < len(run.records) and run.records[head["seq"]].hash == head["hash"]):
             raise InputError(
                 f"{folder}: a complete checkpoint of step {index['step']}, taken after a record that the ledger does "
                 "not have; restore the ledger, or move the folder away"
             )
+        if run.given_up(SavedCheckpoint(seq=head["seq"], **body)):
+            remove(folder)
+            continue
         check_files(folder, index)
-        ledger.append("checkpoint", record_of(run.path, folder) | {"adopted": True})
+        ledger.append("checkpoint", body | {"adopted": True})
     ledger.sync()
     return open_run(run.path)
+
+
+def remove(folder: Path) -> None:
+    """Remove a checkpoint; the index goes first, so that what is left of a removal cut short is none."""
+    (folder / INDEX).unlink(missing_ok=True)
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @dataclass(kw_only=True)
@@ -100,6 +108,4 @@ def prune(shelf: Shelf, keep: int, every: int | None) -> None:
     kept |= set(shelf.pins.values())
     # A path that was given up may have been used again.
     for path in {c.path for c in lineage}.union(shelf.given_up) - kept:
-        # The index goes first, so that what is left of a removal cut short is no checkpoint.
-        (shelf.run_dir / path / INDEX).unlink(missing_ok=True)
-        shutil.rmtree(shelf.run_dir / path, ignore_errors=True)
+        remove(shelf.run_dir / path)
