@@ -30,6 +30,7 @@ PROOFS = [["prove", c] for c in ("include", "absent", "consistent", "record", "i
     ["key", "new"],
     ["key", "show"],
 ]
+EXPORTS = ["exposures", "intoto"]
 AUDITS = ["step", "doc", "why", "mixture", "spike", "verify"]
 
 
@@ -46,7 +47,10 @@ def fails(folder: Path, code: int, message: str, *arguments: str) -> None:
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [[c] for c in COMMANDS] + [["audit", a] for a in AUDITS] + TAKEDOWNS + PROOFS)
+@pytest.mark.parametrize(
+    "command",
+    [[c] for c in COMMANDS] + [["audit", a] for a in AUDITS] + [["export", e] for e in EXPORTS] + TAKEDOWNS + PROOFS,
+)
 def test_every_command_has_help_with_an_example(tmp_path: Path, command: list[str]) -> None:
     shown = run(tmp_path, *command, "--help")
     assert shown.returncode == 0
@@ -56,7 +60,7 @@ def test_every_command_has_help_with_an_example(tmp_path: Path, command: list[st
 
 def test_the_commands_are_the_ones_we_test(tmp_path: Path) -> None:
     from millstream.cli import app
-    from millstream.commands import audit, prove, takedown
+    from millstream.commands import audit, export, prove, takedown
 
     assert sorted(c.name or c.callback.__name__ for c in app.registered_commands if c.callback) == sorted(
         [*COMMANDS, "version"]
@@ -66,6 +70,7 @@ def test_the_commands_are_the_ones_we_test(tmp_path: Path) -> None:
         [name, str(c.name)] for name, a in (("prove", prove.app), ("key", prove.keys)) for c in a.registered_commands
     ]
     assert sorted(proofs) == sorted(PROOFS)
+    assert sorted(str(c.name) for c in export.app.registered_commands) == sorted(EXPORTS)
     assert sorted(["takedown", str(c.name)] for c in takedown.app.registered_commands) == sorted(TAKEDOWNS)
 
 

@@ -16,10 +16,9 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import psutil
 import pytest
 from corpora import build, documents, recipe_dict, write_domain
-from test_story import SECTIONS, millstream
+from test_story import SECTIONS, millstream, processes_of
 
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import audit_document
@@ -28,7 +27,7 @@ from millstream.audit.ledger import FIRST, read_ledger, record_hash
 from millstream.audit.lookup import Question
 from millstream.audit.prove import prove_absent, prove_consistent, prove_included, prove_records
 from millstream.audit.runs import Run, open_run
-from millstream.audit.verifier import Refused, check, document_key
+from millstream.audit.verifier import Refused, check, document_key, key_of
 from millstream.audit.verify import verify_run
 from millstream.canonical import canonical_bytes
 from millstream.errors import MillstreamError, UsageError
@@ -98,8 +97,7 @@ def kill(home: Path, step: int) -> None:
         assert time.monotonic() < deadline
         assert process.poll() is None
         time.sleep(0.01)
-    found = psutil.process_iter(["pid", "cmdline"])
-    for pid in sorted((p.info["pid"] for p in found if {"--run", "run"} <= set(p.info["cmdline"] or ())), reverse=True):
+    for pid in sorted(processes_of(home, "run"), reverse=True):
         os.kill(pid, signal.SIGKILL)
     process.wait(30)
 
@@ -487,3 +485,25 @@ def chained(records: list[dict[str, Any]]) -> bytes:
         out.append(canonical_bytes(fields) + b"\n")
         prev = hashed
     return b"".join(out)
+
+
+def test_a_checkpoint_has_a_statement_that_others_verify(home: Path, tmp_path: Path) -> None:
+    dsse = pytest.importorskip("securesystemslib.dsse")
+    signer = pytest.importorskip("securesystemslib.signer")
+    run = open_run(home / "run")
+    saved = max((c for c in run.checkpoints if not run.given_up(c)), key=lambda c: c.step)
+    out = tmp_path / "statement.json"
+    millstream(home, "export", "intoto", "run", "--step", str(saved.step), "--out", str(out))
+    envelope = dsse.Envelope.from_dict(json.loads(out.read_bytes()))
+    name, _, raw = key_of(str(run.signer))
+    public = signer.SSlibKey(str(run.signer), "ed25519", "ed25519", {"public": raw.hex()})
+    assert list(envelope.verify([public], 1)) == [str(run.signer)]
+    statement = json.loads(envelope.payload)
+    assert statement["_type"] == "https://in-toto.io/Statement/v1"
+    assert {s["name"]: s["digest"]["sha256"] for s in statement["subject"]} == {
+        f"{saved.path}/{file}": digest for file, digest in saved.files.items()
+    }
+    assert statement["predicate"]["head"] == (run.path / "log" / "checkpoint").read_text()
+    assert name in str(run.signer)
+    refused = millstream(home, "export", "intoto", "run", "--step", "1", "--out", str(out), check=False)
+    assert "there is no checkpoint of step 1" in refused.stderr

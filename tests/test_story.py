@@ -181,16 +181,17 @@ def start_training(home: Path, run: str, until: int) -> "subprocess.Popen[str]":
     return process
 
 
-def processes_of(run: str) -> list[int]:
-    marks = {"--run", run}
-    found = psutil.process_iter(["pid", "cmdline"])
-    return [p.info["pid"] for p in found if marks <= set(p.info["cmdline"] or ())]
+def processes_of(home: Path, run: str) -> list[int]:
+    """Processes that train a run of this folder, and of no other one that is tested at the same time."""
+    marks, folder = {"--run", run}, str(home)
+    found = psutil.process_iter(["pid", "cmdline", "cwd"])
+    return [p.info["pid"] for p in found if marks <= set(p.info["cmdline"] or ()) and p.info["cwd"] == folder]
 
 
 def test_a_killed_run_goes_on_and_tells_the_superseded_steps_apart(home: Path) -> None:
     process = start_training(home, "killed", 7)
     # The rank itself, the newest process, first: it trains on while the others are looked for.
-    for pid in sorted(processes_of("killed"), reverse=True):
+    for pid in sorted(processes_of(home, "killed"), reverse=True):
         os.kill(pid, signal.SIGKILL)
     process.communicate(timeout=30)
     reached = max(open_run(home / "killed").fed)
@@ -218,11 +219,11 @@ def test_no_process_outlives_the_command(home: Path) -> None:
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3
     assert errors.splitlines()[-1].startswith("millstream: training ended with exit code")
-    assert processes_of("stopped") == []
+    assert processes_of(home, "stopped") == []
     orphaned = start_training(home, "orphaned", 2)
     orphaned.kill()
     deadline = time.monotonic() + 30
-    while processes_of("orphaned"):
+    while processes_of(home, "orphaned"):
         assert time.monotonic() < deadline
         time.sleep(0.1)
     orphaned.communicate(timeout=10)

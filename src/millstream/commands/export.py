@@ -8,9 +8,13 @@ import typer
 from millstream import show
 from millstream.audit.corpora import open_corpora
 from millstream.audit.export_exposures import write_exposures
+from millstream.audit.export_intoto import envelope_of, statement_of
 from millstream.audit.exposures import exposure_slices, open_course
 from millstream.audit.runs import open_run
+from millstream.audit.signing import own_key
+from millstream.canonical import canonical_bytes
 from millstream.commands.options import AsJson, CorpusPlace, RunName
+from millstream.files import write_bytes
 from millstream.places import existing_run
 
 app = typer.Typer(help="Write what a run or a corpus is in the forms that others read.", no_args_is_help=True)
@@ -31,3 +35,23 @@ def exposures_command(run_name: RunName, out: Out, corpus: CorpusPlace = None, a
         show.json({"run": run.name, "file": str(out), "exposures": written, "steps_fed": len(course.fed)})
         return
     show.line(f"{out}: {written:,} exposures in {len(course.fed):,} records of steps")
+
+
+@app.command("intoto")
+def intoto_command(
+    run_name: RunName,
+    step: Annotated[int, typer.Option(help="Step of the checkpoint.", show_default=False)],
+    out: Out,
+    as_json: AsJson = False,
+) -> None:
+    """What a checkpoint was made from, as an in-toto statement in a DSSE envelope that this user's key signs.
+
+    Example: millstream export intoto demo --step 200 --out step-200.intoto.json
+    """
+    run = open_run(existing_run(run_name))
+    statement = statement_of(run, step)
+    write_bytes(out, canonical_bytes(envelope_of(statement, own_key())) + b"\n")
+    if as_json:
+        show.json({"run": run.name, "file": str(out), "statement": statement})
+        return
+    show.line(f"{out}: {len(statement['subject'])} files of the checkpoint of step {step}")
