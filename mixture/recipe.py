@@ -9,6 +9,9 @@ RFC 8785), so that a new learning rate is not a new corpus:
     train     optimizer, schedule, precision, checkpoints
     public    what outsiders are told
 
+``build`` and ``cluster`` say where a corpus is built and what machines a run is planned for; nothing's identity
+depends on them.
+
 Unknown keys and wrong types are errors. ``millstream.mixture.load`` reads the file.
 """
 
@@ -18,6 +21,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, StringConstraints, model_validator
 
 from millstream.canonical import digest
+from millstream.mixture.cluster import Cluster
 from millstream.mixture.rules import Filter, Section
 from millstream.mixture.training import Model, Train
 from millstream.mixture.units import Count, Exact, Size
@@ -392,6 +396,7 @@ class Recipe(Section):
     model: Model | None = None
     train: Train = Train()
     build: Build = Build()
+    cluster: Cluster | None = None
     public: Public = Public()
 
     @model_validator(mode="after")

@@ -64,6 +64,9 @@ class Train(Section):
 
     seed: int = Field(0, ge=0)
     precision: Literal["fp32", "bf16"] = "bf16"
+    gradient_precision: Literal["fp32", "bf16"] | None = None
+    """In which a step's gradients are accumulated; that of the weights by default. ``fp32`` over ``bf16`` weights needs
+    ``zero_stage: 2``."""
     micro_batch: int = Field(1, ge=1)
     """Sequences a rank runs at once; the rest of its share of the batch is accumulated."""
     zero_stage: Literal[1, 2, 3] = 1
@@ -89,6 +92,14 @@ class Train(Section):
     def _muon(self) -> Self:
         if self.optimizer.kind == "muon" and self.zero_stage == 3:
             raise ValueError("'optimizer.kind: muon' needs 'zero_stage: 1' or 2: ZeRO 3 cuts every matrix")
+        return self
+
+    @model_validator(mode="after")
+    def _gradients(self) -> Self:
+        if self.gradient_precision == "bf16" and self.precision == "fp32":
+            raise ValueError("'gradient_precision: bf16' is below 'precision: fp32'")
+        if self.gradient_precision == "fp32" and self.precision == "bf16" and self.zero_stage == 1:
+            raise ValueError("'gradient_precision: fp32' over bf16 weights needs 'zero_stage: 2'")
         return self
 
 

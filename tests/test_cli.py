@@ -79,7 +79,15 @@ def test_wrong_use_is_one_clear_line(tmp_path: Path) -> None:
     write_recipe(tmp_path / "r.yaml", recipe_dict(tmp_path / "in", ["law"]))
     fails(tmp_path, 2, "nope.yaml: cannot be read", "build", "nope.yaml")
     (tmp_path / "m.yaml").write_text((tmp_path / "r.yaml").read_text() + MIXTURE)
-    fails(tmp_path, 2, "no corpus here (no corpus.json); run 'millstream build RECIPE' first", "plan", "m.yaml")
+    fails(
+        tmp_path,
+        2,
+        "no corpus here (no corpus.json); run 'millstream build RECIPE' first",
+        "plan",
+        "m.yaml",
+        "--corpus",
+        "corpora/m",
+    )
     fails(tmp_path, 2, "has no 'mixture' section", "plan", "r.yaml")
     fails(tmp_path, 2, "has no 'model' section", "train", "r.yaml")
     fails(tmp_path, 2, "no run of that name or folder; there are no runs here", "audit", "verify", "nothing")

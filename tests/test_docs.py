@@ -33,7 +33,7 @@ def kind_of(annotation: Any) -> str:
     text = str(annotation)
     if choices := re.findall(r"Literal\[([^\]]*)\]", text):
         return "one of " + ", ".join(f"`{c.strip()}`" for c in choices[0].replace("'", "").split(","))
-    parts = sorted(set(re.findall(r"millstream\.mixture\.(?:optimizing|recipe|rules|training)\.(\w+)", text)))
+    parts = sorted(set(re.findall(r"millstream\.mixture\.(?:cluster|optimizing|recipe|rules|training)\.(\w+)", text)))
     return " or ".join(f"[{part}](#{part.lower()})" for part in parts)
 
 
@@ -41,15 +41,15 @@ def recipe_reference() -> str:
     lines = [
         "# Recipe reference",
         "",
-        "Derived from `recipe.py`, `training.py`, `optimizing.py` and `rules.py` in `mixture/`. Sections first, then",
-        "their parts.",
+        "Derived from `recipe.py`, `training.py`, `optimizing.py`, `cluster.py` and `rules.py` in `mixture/`. Sections",
+        "first, then their parts.",
         "",
     ]
     known = [*vars(recipe).values(), *vars(training).values(), *vars(optimizing).values(), *vars(rules).values()]
     models = [
         m for m in dict.fromkeys(m for m in known if isinstance(m, type)) if issubclass(m, BaseModel) and m.__doc__
     ]
-    order = ["Recipe", "Corpus", "Mixture", "Model", "Train", "Public"]
+    order = ["Recipe", "Corpus", "Mixture", "Model", "Train", "Cluster", "Public"]
     models.sort(key=lambda m: order.index(m.__name__) if m.__name__ in order else len(order))
     for model in models:
         if not model.model_fields:

@@ -15,7 +15,6 @@ from millstream.mixture.training import Model, Train
 from millstream.train.initial import initialise
 from millstream.train.model import CausalLM, moe_layers
 from millstream.train.schedule import Rates, learning_rate
-from millstream.train.size import memory_per_rank, model_size, train_flops
 
 MODEL = Model(
     hidden_size=32,
@@ -258,27 +257,6 @@ def test_logits_are_those_of_transformers_glm4_moe() -> None:
     tokens = batch(1)
     with torch.no_grad():
         assert (theirs(tokens).logits - ours.logits(tokens)).abs().max() < 1e-5
-
-
-@pytest.mark.parametrize("change", [{}, {"tie_word_embeddings": True}, {"use_qk_norm": False}, {"n_shared_experts": 0}])
-def test_sizes_are_counted_right(change: dict[str, Any]) -> None:
-    model = MODEL.model_copy(update=change)
-    network = CausalLM(model, VOCAB)
-    size = model_size(model, VOCAB)
-    assert size.total == sum(p.numel() for p in network.parameters())
-    experts = sum(p.numel() for layer in moe_layers(network) for p in layer.experts.parameters())
-    assert size.experts == experts
-    assert size.total - size.active == experts * 6 // 8
-
-
-def test_flops_and_memory_follow_their_formulas() -> None:
-    size = model_size(MODEL, VOCAB)
-    assert train_flops(MODEL, VOCAB, 16, 1000) == 1000 * (6 * (size.active - VOCAB * 32) + 6 * 3 * 32 * 16)
-    one = memory_per_rank(MODEL, VOCAB, TRAIN, 1, 16)
-    assert one["weights"] == one["gradients"] == 4 * size.total
-    assert one["optimizer"] == 12 * size.total
-    eight = memory_per_rank(MODEL, VOCAB, TRAIN.model_copy(update={"expert_parallel": 4}), 8, 16)
-    assert eight["optimizer"] == 12 * ((size.total - size.experts) // 8 + size.experts // 4 // 2)
 
 
 def test_learning_rates() -> None:

@@ -23,6 +23,7 @@ import deepspeed.ops
 
 from millstream.errors import UsageError
 from millstream.mixture.training import Model, Train
+from millstream.train.footprint import bucket_elements
 from millstream.train.groups import parameter_groups
 from millstream.train.initial import initialise
 from millstream.train.model import CausalLM, Losses
@@ -66,7 +67,10 @@ def build_engine(model: Model, train: Train, vocab_size: int, batch: int) -> Any
     )
     initialise(network, model, train.seed)
     optimizer = RecipeOptimizer(parameter_groups(network, train.optimizer), train)
-    engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=engine_config(train, batch, world))
+    config = engine_config(train, batch, world)
+    held = sum(parameter.numel() for parameter in network.parameters())
+    config["zero_optimization"]["reduce_bucket_size"] = bucket_elements(held)
+    engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=config)
     prepare(engine)
     return engine
 
@@ -84,6 +88,8 @@ def engine_config(train: Train, batch: int, world: int) -> dict[str, Any]:
     }
     if train.precision == "bf16":
         config["bf16"] = {"enabled": True}
+    if train.gradient_precision is not None:
+        config["data_types"] = {"grad_accum_dtype": train.gradient_precision}
     return config
 
 
