@@ -13,14 +13,13 @@ import os
 import shutil
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
@@ -37,8 +36,6 @@ from millstream.train.checkpoint_index import (
     record_of,
 )
 from millstream.train.fragments import (
-    MASTER,
-    Fragment,
     empty_states,
     logical_kinds,
     logical_shapes,
@@ -46,14 +43,12 @@ from millstream.train.fragments import (
     take_over,
     update_count,
 )
+from millstream.train.weights import BUFFER, MASTER, Pieces
 
 T = TypeVar("T")
 
 WRITES_WITHIN = timedelta(hours=6)
 """The longest that ranks wait for each other's files."""
-
-BUFFER = "buffer"
-"""The kind of the network's persistent buffers: the router's correction biases."""
 
 
 class Saver:
@@ -176,40 +171,14 @@ def load_checkpoint(engine: Any, folder: Path) -> int:
     _refuse_other_shapes(engine, folder, tensors)
     _refuse_other_optimizer(engine, folder, tensors)
     empty_states(engine, index["updates"])
-    files = _Files(folder)
+    pieces = Pieces(folder, tensors)
     for fragment in state_fragments(engine):
-        _fill(fragment, tensors[fragment.name], files)
+        pieces.fill(fragment.view, fragment.name, fragment.offset)
     for name, buffer in _buffers(engine.module).items():
-        whole = Fragment(name=f"{BUFFER}/{name}", view=buffer.view(-1), offset=0, shape=tuple(buffer.shape))
-        _fill(whole, tensors[whole.name], files)
+        pieces.fill(buffer.view(-1), f"{BUFFER}/{name}", 0)
     take_over(engine)
     engine.global_steps = index["step"]
     return int(index["step"])
-
-
-class _Files:
-    """A checkpoint's files, each mapped when something of it is first asked for."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._open: dict[str, Any] = {}
-
-    def piece(self, file: str, name: str, first: int, last: int) -> Tensor:
-        """Values ``first`` to ``last`` of a fragment."""
-        if file not in self._open:
-            self._open[file] = safe_open(self.folder / file, "pt")
-        return self._open[file].get_slice(name)[first:last]
-
-
-def read_whole(folder: Path, index: dict[str, Any]) -> Iterator[tuple[str, Tensor]]:
-    """Master weights and buffers one after another, whole: parameter's name, and its tensor in its own shape."""
-    files = _Files(folder)
-    for name, about in index["tensors"].items():
-        kind, _, parameter = name.partition("/")
-        if kind in (MASTER, BUFFER):
-            whole = torch.empty(math.prod(about["shape"]), dtype=getattr(torch, about["dtype"]))
-            _fill(Fragment(name=name, view=whole, offset=0, shape=tuple(about["shape"])), about, files)
-            yield parameter, whole.view(about["shape"])
 
 
 def _buffers(module: nn.Module) -> dict[str, Tensor]:
@@ -321,16 +290,3 @@ def _refuse_other_optimizer(engine: Any, folder: Path, tensors: dict[str, dict[s
                 f"{folder}: is of another optimizer: it holds {', '.join(sorted(held[parameter]))} of {parameter}, the "
                 f"recipe's keeps {', '.join(sorted(kinds))}"
             )
-
-
-def _fill(fragment: Fragment, about: dict[str, Any], files: _Files) -> None:
-    first, last = fragment.offset, fragment.offset + fragment.view.numel()
-    filled = 0
-    for file, offset, count in about["at"]:
-        low, high = max(first, offset), min(last, offset + count)
-        if low < high:
-            piece = files.piece(file, fragment.name, low - offset, high - offset)
-            fragment.view[low - first : high - first].copy_(piece.view(-1))
-            filled += high - low
-    if filled != last - first:
-        raise InputError(f"{files.folder}: {fragment.name} is not whole: {filled} of {last - first} values found")

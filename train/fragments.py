@@ -21,8 +21,7 @@ from torch import Tensor, nn
 from millstream.train.layout import flat_groups
 from millstream.train.model import moe_layers
 from millstream.train.optimizer import STATES, empty_state
-
-MASTER = "fp32"
+from millstream.train.weights import MASTER
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

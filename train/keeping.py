@@ -6,10 +6,12 @@ Kept are the newest ones of the lineage, every k-th step where the recipe asks f
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from millstream.audit.change import checkpoint_at
 from millstream.audit.ledger import Ledger
 from millstream.audit.runs import Run, SavedCheckpoint, open_run
-from millstream.errors import InputError
+from millstream.errors import InputError, UsageError
 from millstream.train.checkpoint_index import FOLDER, INDEX, check_files, digest_of, read_index, record_of
 
 
@@ -30,6 +32,27 @@ def newest_checkpoint(run: Run) -> SavedCheckpoint | None:
         return saved
     found = "not the checkpoint that the ledger names" if folder.exists() else "missing"
     raise InputError(f"{folder}: {found}, and it is the newest; restore it, or {give_up(run, saved)}")
+
+
+def checkpoint_to_read(run: Run, step: int | None) -> tuple[SavedCheckpoint, dict[str, Any]]:
+    """A checkpoint of the lineage and its index, all digests checked; the newest one that is there where step is None.
+
+    Raises:
+        UsageError: there is none of that step; names those there are.
+        InputError: a file is missing or altered.
+    """
+    if step is None:
+        there = {c.step for c in run.checkpoints if not run.given_up(c) and (run.path / c.path / INDEX).is_file()}
+        step = max(there, default=None)
+    saved = checkpoint_at(run, step) if step else None
+    if saved is None:
+        raise UsageError(f"{run.path}: has no checkpoint yet")
+    folder = run.path / saved.path
+    index = read_index(folder)
+    if digest_of(folder) != saved.digest:
+        raise InputError(f"{folder}: not the checkpoint that the ledger names")
+    check_files(folder, index)
+    return saved, index
 
 
 def give_up(run: Run, saved: SavedCheckpoint) -> str:

@@ -1,7 +1,7 @@
 """``millstream export``: what a run or a corpus is, in the forms that others read."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -13,9 +13,11 @@ from millstream.audit.exposures import exposure_slices, open_course
 from millstream.audit.runs import open_run
 from millstream.audit.signing import own_key
 from millstream.canonical import canonical_bytes
-from millstream.commands.options import AsJson, CorpusPlace, RunName
+from millstream.commands.options import AsJson, CorpusPlace, RunName, Step
 from millstream.files import write_bytes
 from millstream.places import existing_run
+
+Precision = Literal["fp32", "bf16"]
 
 app = typer.Typer(help="Write what a run or a corpus is in the forms that others read.", no_args_is_help=True)
 
@@ -55,3 +57,37 @@ def intoto_command(
         show.json({"run": run.name, "file": str(out), "statement": statement})
         return
     show.line(f"{out}: {len(statement['subject'])} files of the checkpoint of step {step}")
+
+
+@app.command("hf")
+def hf_command(
+    run_name: RunName,
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to make.", show_default=False)],
+    step: Step = None,
+    dtype: Annotated[
+        Precision | None, typer.Option(help="Of the weights [default: what the run trains in].", show_default=False)
+    ] = None,
+    corpus: CorpusPlace = None,
+    as_json: AsJson = False,
+) -> None:
+    """A checkpoint for transformers, vLLM and lm-eval: safetensors, config and tokenizer of Glm4MoeForCausalLM.
+
+    Examples: millstream export hf demo --out demo-hf
+
+    millstream export hf demo --step 120 --dtype fp32 --out demo-120
+    """
+    import torch
+
+    from millstream.train.export_hf import export_hf
+    from millstream.train.keeping import checkpoint_to_read
+
+    run = open_run(existing_run(run_name))
+    saved, index = checkpoint_to_read(run, step)
+    held = next(iter(open_corpora(run, corpus).values()))
+    precision = dtype or run.recipe.train.precision
+    count = export_hf(run, saved, index, held, out, torch.bfloat16 if precision == "bf16" else torch.float32)
+    if as_json:
+        show.json({"run": run.name, "step": saved.step, "folder": str(out), "weights": count, "dtype": precision})
+        return
+    show.line(f"{out}: step {saved.step} of run {run.name}, {count:,} weights in {precision}")
+    show.line(f"load it with: transformers.AutoModelForCausalLM.from_pretrained('{out}')")

@@ -30,3 +30,7 @@ RunFolder = Annotated[
 ]
 AllowCode = Annotated[bool, typer.Option("--allow-code", help="Run functions that the recipe's scorers name.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Step = Annotated[
+    int | None,
+    typer.Option(help="Step of the checkpoint [default: the newest].", min=1, show_default=False),
+]
