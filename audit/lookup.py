@@ -1,23 +1,28 @@
 """Finding documents in a corpus: kept, held out or left out, by key, id, URL or text."""
 
 import re
+from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import polars as pl
 
+from millstream.audit.lookup_index import By, Table, open_lookup, tables_of
 from millstream.errors import InputError
 from millstream.mixture.documents import document_key
+from millstream.stream.corpora import Corpus
 from millstream.stream.roots import Root, whole_file
-from millstream.tokenize.manifest import DOCUMENT_COLUMNS, FileEntry, Manifest, Shard
+from millstream.tokenize.manifest import DOCUMENT_COLUMNS, Manifest
+
+FEW = 16
+"""Rows of a table that are read one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Question:
     """What to look for; ``by`` says which columns hold it."""
 
-    by: Literal["key", "id", "url"]
+    by: By
     value: str | bytes
 
 
@@ -47,9 +52,39 @@ def question_from_file(path: Path) -> Question:
     Raises:
         InputError: the file cannot be read or is not UTF-8.
     """
+    return Question(by="key", value=document_key(_text(path)))
+
+
+def questions_from_file(path: Path) -> dict[str, Question]:
+    """Ask for a file's text as it is, and as it may have been read: by what was changed, ``""`` for nothing.
+
+    A text that stood in a field of a record has no byte order mark and often no newline at its end, its copy in a file
+    has; one in a file of its own keeps the newline, its copy elsewhere may not.
+
+    Raises:
+        InputError: the file cannot be read or is not UTF-8.
+    """
+    text = _text(path)
+    plain = text.removeprefix("\ufeff")
+    stripped = plain.rstrip("\r\n")
+    texts = {
+        "": text,
+        "without its byte order mark": plain,
+        "without the newline at its end": stripped,
+        "with a newline at its end": stripped + "\n",
+        "without the blank space around it": plain.strip(),
+    }
+    first: dict[str, str] = {}
+    for change, changed in texts.items():
+        if changed not in first.values():
+            first[change] = changed
+    return {change: Question(by="key", value=document_key(changed)) for change, changed in first.items()}
+
+
+def _text(path: Path) -> str:
     try:
         # newline='' would be lost on read_text: bytes keep a lone CR as it is.
-        return Question(by="key", value=document_key(path.read_bytes().decode("utf-8")))
+        return path.read_bytes().decode("utf-8")
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
@@ -57,36 +92,51 @@ def question_from_file(path: Path) -> Question:
 
 
 def find(root: Root, manifest: Manifest, asked: Question) -> Found:
-    """Look a document up in every table of a corpus.
+    """Look a document up in every table of a corpus, by its lookup index where it has one.
 
     A key is compared with both the text as read and the text as tokenized.
+
+    Raises:
+        InputError: a table or the index is missing or damaged.
     """
-    kept = [(d.name, shard) for d in manifest.domains for shard in d.shards]
-    held_out = [(d.name, d.holdout) for d in manifest.domains if d.holdout]
-    if asked.by == "key":
-        in_table = (pl.col("doc_key") == asked.value) | (pl.col("text_key") == asked.value)
-        in_exclusions = pl.col("doc_key") == asked.value
+    tables = tables_of(manifest)
+    index = open_lookup(Corpus(root, manifest))
+    rows: dict[int, list[int]] = defaultdict(list)
+    if index is None:
+        rows |= {number: [] for number in range(len(tables))}
     else:
-        in_table = pl.col("doc_id" if asked.by == "id" else "url") == asked.value
-        in_exclusions = pl.col("doc_id") == asked.value if asked.by == "id" else pl.lit(False)
-    excluded = [_scan(root, entry, in_exclusions) for entry in manifest.exclusions]
-    return Found(
-        kept=_matching(root, kept, in_table),
-        held_out=_matching(root, held_out, in_table),
-        excluded=pl.concat(excluded).collect() if excluded else pl.DataFrame(),
-    )
+        for table, row in index.places(asked.by, asked.value):
+            rows[table].append(row)
+    frames: dict[str, list[pl.DataFrame]] = {"kept": [], "held out": [], "excluded": []}
+    for number in sorted(rows):
+        frames[tables[number].kind].append(_matching(root, tables[number], asked, rows[number]))
+    kept, held_out, excluded = (pl.concat(found) if found else pl.DataFrame() for found in frames.values())
+    return Found(kept=kept, held_out=held_out, excluded=excluded)
 
 
-def _matching(root: Root, shards: list[tuple[str, Shard]], predicate: pl.Expr) -> pl.DataFrame:
-    frames = [
-        _scan(root, shard.documents, predicate, DOCUMENT_COLUMNS).with_columns(domain=pl.lit(name))
-        for name, shard in shards
-    ]
-    return pl.concat(frames).collect() if frames else pl.DataFrame()
+def _matching(root: Root, table: Table, asked: Question, rows: list[int]) -> pl.DataFrame:
+    """Rows of a table that match; only these are looked at where any are given."""
+    stored = whole_file(root, table.file)
+    try:
+        frame = pl.scan_parquet(stored)
+        if 0 < len(rows) <= FEW:
+            frame = pl.concat([frame.slice(row, 1) for row in sorted(rows)])
+        if table.kind == "excluded":
+            return frame.filter(_in_exclusions(asked)).collect()
+        return (
+            frame.select(DOCUMENT_COLUMNS).filter(_in_table(asked)).with_columns(domain=pl.lit(table.domain)).collect()
+        )
+    except pl.exceptions.PolarsError as error:
+        raise InputError(f"{root}/{table.file.path}: damaged: {str(error).splitlines()[0]}") from error
 
 
-def _scan(root: Root, entry: FileEntry, predicate: pl.Expr, columns: tuple[str, ...] = ()) -> pl.LazyFrame:
-    """Rows of a table; one from a store is filtered at once, so that no more than one is in memory."""
-    table = pl.scan_parquet(whole_file(root, entry))
-    matching = (table.select(*columns) if columns else table).filter(predicate)
-    return matching if isinstance(root, Path) else matching.collect().lazy()
+def _in_table(asked: Question) -> pl.Expr:
+    if asked.by == "key":
+        return (pl.col("doc_key") == asked.value) | (pl.col("text_key") == asked.value)
+    return pl.col("doc_id" if asked.by == "id" else "url") == asked.value
+
+
+def _in_exclusions(asked: Question) -> pl.Expr:
+    if asked.by == "url":
+        return pl.lit(False)
+    return pl.col("doc_key" if asked.by == "key" else "doc_id") == asked.value

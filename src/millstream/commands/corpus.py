@@ -110,6 +110,8 @@ def build(
     Example: millstream build recipes/demo.yaml --tasks 4
     """
     from millstream.audit.commitments import commit
+    from millstream.audit.lookup_index import index_lookups
+    from millstream.stream.corpora import Corpus
     from millstream.tokenize.build import build_corpus
     from millstream.tokenize.explain import explain_build
 
@@ -135,6 +137,7 @@ def build(
             allow_code=allow_code,
         )
         commit(root, result.manifest, progress)
+        index_lookups(Corpus(root, result.manifest), progress)
     if as_json:
         show.json({"corpus": str(root), "corpus_id": result.manifest.corpus_id, "did_work": result.did_work})
         return
