@@ -48,7 +48,7 @@ def audit_document(run: Run, corpora: Corpora, asked: Question) -> tuple[Documen
     audits: list[DocumentAudit] = []
     for corpus_id, corpus in corpora.items():
         found = find(corpus.root, corpus.manifest, asked)
-        audits += [_kept(run, corpus_id, row) for row in found.kept.iter_rows(named=True)]
+        audits += [audit_kept(run, corpus_id, row) for row in found.kept.iter_rows(named=True)]
         audits += [_held_out(corpus_id, row) for row in found.held_out.iter_rows(named=True)]
         audits += [_excluded(run, corpus, row) for row in found.excluded.iter_rows(named=True)]
     return tuple(audits)
@@ -87,7 +87,8 @@ def exposures(run: Run, corpus_id: str, domain: str, start: int, end: int) -> tu
     return tuple(exposure for *_, exposure in sorted(result, key=lambda entry: entry[:3]))
 
 
-def _kept(run: Run, corpus_id: str, row: dict[str, Any]) -> DocumentAudit:
+def audit_kept(run: Run, corpus_id: str, row: dict[str, Any]) -> DocumentAudit:
+    """The audit of a kept document, given its row of the document table with ``domain``."""
     domain, start, end = row["domain"], row["token_start"], row["token_start"] + row["n_tokens"]
     rings = [r for r in run.plan.rings if (r.name, r.corpus_id) == (domain, corpus_id)]
     state = "beyond limit" if rings and all(end > ring.tokens for ring in rings) else "kept"
@@ -104,7 +105,7 @@ def _excluded(run: Run, corpus: Corpus, row: dict[str, Any]) -> DocumentAudit:
     if row["kept_key"] is not None:
         kept = find(corpus.root, corpus.manifest, Question(by="key", value=row["kept_key"]))
         # The kept document may itself be held out.
-        twins = [_kept(run, corpus_id, r) for r in kept.kept.iter_rows(named=True)]
+        twins = [audit_kept(run, corpus_id, r) for r in kept.kept.iter_rows(named=True)]
         twins += [_held_out(corpus_id, r) for r in kept.held_out.iter_rows(named=True)]
         twin = twins[0] if twins else None
     return DocumentAudit(state="excluded", domain=row["domain"], document=row, corpus_id=corpus_id, twin=twin)

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-from millstream.commands import audit, change, corpus, export, machine, plan, prove, spike, takedown, train
+from millstream.commands import audit, change, corpus, export, machine, plan, prove, search, spike, takedown, train
 from millstream.errors import MillstreamError
 from millstream.files import FULL_OR_FORBIDDEN
 
@@ -25,6 +25,7 @@ app = typer.Typer(
 )
 for commands in (corpus, plan, train, change, machine):
     commands.add_to(app)
+search.add_to(audit.app)
 spike.add_to(audit.app)
 app.add_typer(audit.app, name="audit")
 app.add_typer(takedown.app, name="takedown")
