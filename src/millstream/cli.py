@@ -10,7 +10,20 @@ from typing import NoReturn
 
 import typer
 
-from millstream.commands import audit, change, corpus, export, machine, plan, prove, search, spike, takedown, train
+from millstream.commands import (
+    audit,
+    change,
+    corpus,
+    diff,
+    export,
+    machine,
+    plan,
+    prove,
+    search,
+    spike,
+    takedown,
+    train,
+)
 from millstream.errors import MillstreamError
 from millstream.files import FULL_OR_FORBIDDEN
 
@@ -25,8 +38,8 @@ app = typer.Typer(
 )
 for commands in (corpus, plan, train, change, machine):
     commands.add_to(app)
-search.add_to(audit.app)
-spike.add_to(audit.app)
+for commands in (diff, search, spike):
+    commands.add_to(audit.app)
 app.add_typer(audit.app, name="audit")
 app.add_typer(takedown.app, name="takedown")
 app.add_typer(export.app, name="export")
