@@ -31,7 +31,7 @@ PROOFS = [["prove", c] for c in ("include", "absent", "consistent", "record", "i
     ["key", "show"],
 ]
 EXPORTS = ["exposures", "intoto"]
-AUDITS = ["step", "doc", "why", "mixture", "spike", "diff", "index", "search", "verify"]
+AUDITS = ["step", "doc", "why", "mixture", "spike", "diff", "replay", "index", "search", "verify"]
 
 
 def run(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

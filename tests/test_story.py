@@ -315,6 +315,16 @@ def test_audit_answers_on_the_command_line(home: Path) -> None:
     assert "dropped by read/empty-text" in blank
 
 
+def test_steps_are_replayed_from_plan_and_corpus(home: Path, tmp_path: Path) -> None:
+    shown = millstream(home, "audit", "replay", "whole", "3", "--check", "-o", str(tmp_path / "tokens.npy")).stdout
+    assert steps_of(home / "whole")[2]["root"] in shown
+    assert np.load(tmp_path / "tokens.npy").shape == (8, 33)
+    answer = json.loads(millstream(home, "audit", "replay", "whole", "1", "--last", str(STEPS), "--json").stdout)
+    assert [step["equal"] for step in answer["steps"]] == [True] * STEPS
+    late = millstream(home, "audit", "replay", "whole", "99", check=False)
+    assert "step 99 was not fed; the run is at step 24" in late.stderr
+
+
 def test_the_realised_mixture_is_the_planned_one(home: Path, run: Run) -> None:
     mixed = audit_mixture(run)
     assert mixed["realised"].to_list() == mixed["planned"].to_list()

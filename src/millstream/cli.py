@@ -19,6 +19,7 @@ from millstream.commands import (
     machine,
     plan,
     prove,
+    replay,
     search,
     spike,
     takedown,
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 for commands in (corpus, plan, train, change, machine):
     commands.add_to(app)
-for commands in (diff, search, spike):
+for commands in (diff, replay, search, spike):
     commands.add_to(audit.app)
 app.add_typer(audit.app, name="audit")
 app.add_typer(takedown.app, name="takedown")
