@@ -145,6 +145,9 @@ def index_lookups(corpus: Corpus, progress: Progress = lambda *_: None) -> int:
     documents = sum(d.documents + sum(d.exclusions.values()) for d in manifest.domains)
     bits = min((3 * documents // BUCKET).bit_length(), 32)
     shift = min(bits, (3 * documents // PART).bit_length(), MOST_PARTS)
+    for left_over in folder.parent.glob(".lookup-*"):
+        # Of a process that was killed.
+        shutil.rmtree(left_over, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".lookup-", dir=folder.parent) as temporary:
         beginning = Path(temporary) / "whole"
         beginning.mkdir()

@@ -110,6 +110,9 @@ def index_words(corpus: Corpus, share: float = 1.0, progress: Progress = lambda 
     schema.add_unsigned_field(PLACE, stored=True)
     tables = [(number, t) for number, t in enumerate(tables_of(corpus.manifest)) if t.kind != "excluded"]
     count, read = 0, text_reader(corpus)
+    for left_over in folder.parent.glob(".search-*"):
+        # Of a process that was killed.
+        shutil.rmtree(left_over, ignore_errors=True)
     with tempfile.TemporaryDirectory(prefix=".search-", dir=folder.parent) as temporary:
         beginning = Path(temporary) / "whole"
         beginning.mkdir()

@@ -74,11 +74,13 @@ def build(folder: Path, recipe: dict[str, Any], *, tasks: int = 1, corpus: str =
 
 
 def digests(root: Path) -> dict[str, str]:
-    """SHA-256 of every file of a corpus but the manifest, which holds the time."""
+    """SHA-256 of every file of a corpus but the manifest, which holds the time, and what is derived from the others."""
     return {
         p.relative_to(root).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest()
         for p in sorted(root.rglob("*"))
-        if p.is_file() and ".work" not in p.parts and p.name not in ("corpus.json", "recipe.lock")
+        if p.is_file()
+        and not p.relative_to(root).parts[0].startswith((".", "proofs", "lookup", "search"))
+        and p.name not in ("corpus.json", "recipe.lock")
     }
 
 
