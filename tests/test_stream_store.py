@@ -88,7 +88,7 @@ def settings(endpoint: str, **more: Any) -> StoreSettings:
 
 
 def root_of(batches: list[Batch]) -> str:
-    return step_root([leaf for b in batches for leaf in leaf_hashes(b.indices, b.tokens)])
+    return step_root(np.concatenate([leaf_hashes(b.indices, b.tokens) for b in batches]))
 
 
 @pytest.mark.parametrize("world", [1, 2, 4])
