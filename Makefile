@@ -1,4 +1,5 @@
 # make demo     a fresh machine to a trained, audited run on real text
+# make ladder   four rungs, a forecast on the record, the model it is of, the score: half an hour to an hour on two cores
 # make test     the whole test suite, as CI runs it
 # make test-slow  the tests that it leaves out
 # make lint     ruff check and format, mypy strict
@@ -9,10 +10,20 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test test-slow lint bench clean
+.PHONY: demo ladder test test-slow lint bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/millstream run recipes/demo.yaml
+
+ladder: $(VENV)/.demo
+	$(BIN)/millstream build recipes/ladder.yaml
+	$(BIN)/millstream ladder make recipes/ladder.yaml --widths 64,128,192,256
+	$(BIN)/millstream ladder run recipes/ladder.yaml
+	$(BIN)/millstream ladder fit recipes/ladder.yaml
+	$(BIN)/millstream ladder forecast recipes/ladder.yaml
+	test -e runs/ladder || $(BIN)/millstream forecast register recipes/ladder.yaml
+	$(BIN)/millstream train recipes/ladder.yaml
+	$(BIN)/millstream forecast score ladder --record
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile

@@ -3,7 +3,7 @@
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializationInfo, SerializerFunctionWrapHandler, model_serializer
 
 from millstream.mixture.units import Count, Exact
 
@@ -12,6 +12,15 @@ class Section(BaseModel):
     """Base of every part of a recipe: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, use_attribute_docstrings=True)
+
+    @model_serializer(mode="wrap")
+    def _keep_null(self, plain: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Keep, where nulls are left out, those in place of a default: else they read and digest as that."""
+        values: dict[str, Any] = plain(self)
+        for name, field in type(self).model_fields.items() if info.exclude_none else ():
+            if getattr(self, name) is None and field.get_default(call_default_factory=True) is not None:
+                values[name] = None
+        return values
 
 
 Splitter = Literal["spacy", "unicode"]

@@ -31,6 +31,10 @@ PROOFS = [["prove", c] for c in ("include", "absent", "consistent", "record", "i
     ["key", "show"],
 ]
 EXPORTS = ["exposures", "intoto"]
+LADDERS = [["ladder", c] for c in ("make", "run", "status", "fit", "forecast")] + [
+    ["forecast", "register"],
+    ["forecast", "score"],
+]
 AUDITS = ["step", "doc", "why", "mixture", "spike", "diff", "replay", "index", "search", "verify"]
 
 
@@ -49,7 +53,12 @@ def fails(folder: Path, code: int, message: str, *arguments: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    [[c] for c in COMMANDS] + [["audit", a] for a in AUDITS] + [["export", e] for e in EXPORTS] + TAKEDOWNS + PROOFS,
+    [[c] for c in COMMANDS]
+    + [["audit", a] for a in AUDITS]
+    + [["export", e] for e in EXPORTS]
+    + TAKEDOWNS
+    + PROOFS
+    + LADDERS,
 )
 def test_every_command_has_help_with_an_example(tmp_path: Path, command: list[str]) -> None:
     shown = run(tmp_path, *command, "--help")

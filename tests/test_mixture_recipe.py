@@ -52,6 +52,16 @@ def test_a_good_recipe_and_its_defaults() -> None:
     assert recipe.train.optimizer.lr == 0.003
 
 
+def test_a_null_in_place_of_a_default_stays_one() -> None:
+    without = parse(GOOD.replace("train:\n", "train:\n  wandb: null\n"))
+    assert Recipe.model_validate(without.canonical()) == without
+    assert without.section_digests()["train"] != parse(GOOD).section_digests()["train"]
+    quality = "{rule: gopher-quality, min_doc_words: null}"
+    unbounded = parse(GOOD.replace("{rule: length, min_chars: 10}", quality))
+    assert unbounded.canonical()["corpus"]["domains"][0]["filters"][0]["min_doc_words"] is None
+    assert Recipe.model_validate(unbounded.canonical()) == unbounded
+
+
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [

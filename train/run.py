@@ -21,8 +21,7 @@ from millstream.audit.heads import head_signer
 from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.losses import LossWriter
 from millstream.audit.replay import check_recent_roots
-from millstream.audit.runs import Run, SavedCheckpoint, create_run, environment, is_run, open_run, require_same
-from millstream.audit.signing import own_key
+from millstream.audit.runs import Run, SavedCheckpoint, environment, is_run, open_run, require_same
 from millstream.errors import InputError, MillstreamError, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
 from millstream.mixture.training import Train
@@ -117,21 +116,14 @@ def _begin(
     arguments: argparse.Namespace, run_dir: Path, corpus: Corpus, world: int, stack: ExitStack
 ) -> tuple[Ledger, Start]:
     """Open or create the run, and choose where to continue."""
-    from millstream.train.groups import resolved_groups
-    from millstream.train.schedule import resolved_schedule
+    from millstream.train.begin import begin_run
 
     recipe = load_recipe(arguments.recipe)
     assert recipe.mixture is not None
-    assert recipe.model is not None
     plan = freeze_plan(recipe.mixture, corpus.manifest, corpus.root)
     check_batches(plan, world, recipe.train.micro_batch)
     if not is_run(run_dir):
-        optimizer, vocab_size = recipe.train.optimizer, corpus.manifest.tokenizer.vocab_size
-        resolved = {
-            "groups": resolved_groups(recipe.model, vocab_size, optimizer),
-            "schedule": resolved_schedule(plan, optimizer, recipe.train.schedule),
-        }
-        create_run(run_dir, recipe, plan, corpus, signer=own_key().verifier_key, resolved=resolved)
+        begin_run(run_dir, recipe, plan, corpus)
     ledger = stack.enter_context(open_ledger(run_dir))
     run = open_run(run_dir)
     require_same(run, recipe, plan)

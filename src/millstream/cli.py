@@ -16,6 +16,8 @@ from millstream.commands import (
     corpus,
     diff,
     export,
+    forecast,
+    ladder,
     machine,
     plan,
     prove,
@@ -44,6 +46,8 @@ for commands in (diff, replay, search, spike):
 app.add_typer(audit.app, name="audit")
 app.add_typer(takedown.app, name="takedown")
 app.add_typer(export.app, name="export")
+app.add_typer(ladder.app, name="ladder")
+app.add_typer(forecast.app, name="forecast")
 app.add_typer(prove.app, name="prove")
 app.add_typer(prove.keys, name="key")
 app.command()(prove.check)

@@ -69,7 +69,7 @@ def fit_separable(
     inside = (np.arange(grid) + 0.5) / grid
     starts = [low + np.array(at) * (high - low) for at in product(inside, repeat=len(box))]
     starts.sort(key=lambda at: float(np.square(solve(at)[1]).sum()))
-    found = [_descend(lambda at: solve(at)[1], at, low, high) for at in starts[:STARTS]]
+    found = [_descend(lambda at: solve(at)[1], at, low, high) for at in starts[: STARTS if len(box) > 1 else 1]]
     best = min(found, key=lambda at: float(np.square(solve(at)[1]).sum()))
     linear, residual = solve(best)
     errors, condition = _uncertainty(design, best, linear, weights, residual, low, high)
