@@ -33,3 +33,19 @@ def existing_run(given: str) -> Path:
     known = sorted(p.parent.name for p in Path("runs").glob("*/run.json"))
     there = f"runs here: {', '.join(known)}" if known else "there are no runs here"
     raise UsageError(f"{given}: no run of that name or folder; {there}")
+
+
+def existing_corpus(given: str) -> str:
+    """A corpus named by its folder, its URL or its name below ``corpora``.
+
+    Raises:
+        UsageError: there is no corpus of that name; names the corpora there are.
+    """
+    if "://" in given:
+        return given
+    for path in (Path(given), Path("corpora") / given):
+        if (path / "corpus.json").exists():
+            return str(path)
+    known = sorted(p.parent.name for p in Path("corpora").glob("*/corpus.json"))
+    there = f"corpora here: {', '.join(known)}" if known else "there are no corpora here"
+    raise UsageError(f"{given}: no corpus of that name or folder; {there}")

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Annotated, Literal
 
+import orjson
 import typer
 
 from millstream import show
 from millstream.audit.corpora import open_corpora
+from millstream.audit.export_croissant import Publication, croissant_of, missing_from
 from millstream.audit.export_exposures import write_exposures
 from millstream.audit.export_intoto import envelope_of, statement_of
 from millstream.audit.exposures import exposure_slices, open_course
@@ -14,8 +16,10 @@ from millstream.audit.runs import open_run
 from millstream.audit.signing import own_key
 from millstream.canonical import canonical_bytes
 from millstream.commands.options import AsJson, CorpusPlace, RunName, Step
+from millstream.errors import UsageError
 from millstream.files import write_bytes
-from millstream.places import existing_run
+from millstream.places import existing_corpus, existing_run
+from millstream.stream.corpora import open_corpus
 
 Precision = Literal["fp32", "bf16"]
 
@@ -91,3 +95,38 @@ def hf_command(
         return
     show.line(f"{out}: step {saved.step} of run {run.name}, {count:,} weights in {precision}")
     show.line(f"load it with: transformers.AutoModelForCausalLM.from_pretrained('{out}')")
+
+
+@app.command("croissant")
+def croissant_command(
+    place: Annotated[
+        str, typer.Argument(metavar="CORPUS", help="Corpus folder, URL, or name below corpora/.", show_default=False)
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Where to write it [default: in the corpus].")
+    ] = None,
+    url: Annotated[str | None, typer.Option(help="Page of the corpus.", show_default=False)] = None,
+    creator: Annotated[list[str] | None, typer.Option(help="Who made it; may be repeated.", show_default=False)] = None,
+    description: Annotated[str | None, typer.Option(help="What it is [default: its counts].")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """A corpus's files, tables, sources and licences as Croissant 1.1 metadata, for search engines and loaders.
+
+    Example: millstream export croissant demo --url https://example.org/demo --creator "Example Lab"
+    """
+    corpus = open_corpus(existing_corpus(place))
+    if out is None:
+        if not isinstance(corpus.root, Path):
+            raise UsageError(f"{place}: is no local folder; say with --out where the file goes")
+        out = corpus.root / "croissant.json"
+    about = Publication(url=url, creators=tuple(creator or ()), description=description)
+    metadata = croissant_of(corpus, about)
+    missing = missing_from(metadata)
+    write_bytes(out, orjson.dumps(metadata, option=orjson.OPT_INDENT_2) + b"\n")
+    if as_json:
+        show.json({"corpus_id": corpus.manifest.corpus_id, "file": str(out), "missing": missing})
+        return
+    files, sets = len(corpus.manifest.files()), len(metadata["recordSet"])
+    show.line(f"{out}: {files:,} files, {sets} record sets, {len(metadata['license'])} licences")
+    if missing:
+        show.line(f"Croissant also requires {' and '.join(missing)}, which the corpus does not know")
