@@ -66,7 +66,9 @@ def write_trie(folder: Path, batches: Iterable[Keys], about: int) -> tuple[bytes
             ends = np.searchsorted(number, np.arange(buckets + 1))
             counts[part * buckets : (part + 1) * buckets] = np.diff(ends).astype(np.uint64)
             listed = [raw[n : n + 32] for n in range(0, len(raw), 32)]
-            roots = [_root(listed[a:b], bits) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)]
+            roots = [
+                root_of_keys(listed[a:b], bits) for a, b in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+            ]
             first = (1 << bits) + part * buckets
             nodes[first : first + buckets] = np.frombuffer(b"".join(roots), np.uint8).reshape(-1, 32)
     offsets = np.concatenate((np.zeros(1, np.uint64), np.cumsum(counts)))
@@ -111,12 +113,12 @@ def _fill(nodes: NDArray[np.uint8], counts: NDArray[np.uint64], bits: int) -> No
         counts = pairs.sum(1)
 
 
-def _root(keys: Sequence[bytes], depth: int) -> bytes:
+def root_of_keys(keys: Sequence[bytes], depth: int) -> bytes:
     """Hash of the part of the trie, ``depth`` bits down, that holds these sorted keys."""
     if len(keys) < 2:
         return key_leaf(keys[0]) if keys else EMPTY
     middle = _middle(keys, depth)
-    return node_hash(_root(keys[:middle], depth + 1), _root(keys[middle:], depth + 1))
+    return node_hash(root_of_keys(keys[:middle], depth + 1), root_of_keys(keys[middle:], depth + 1))
 
 
 def _middle(keys: Sequence[bytes], depth: int) -> int:
@@ -154,5 +156,5 @@ def way_to(folder: Path, key: bytes) -> Way:
         middle = _middle(keys, depth)
         left, right = keys[:middle], keys[middle:]
         other, keys = (left, right) if bit(key, depth) else (right, left)
-        siblings.append(_root(other, depth + 1))
+        siblings.append(root_of_keys(other, depth + 1))
     return Way(siblings=tuple(siblings), found=keys[0] if keys else None)

@@ -25,6 +25,7 @@ COMMANDS = [
     "branch",
     "doctor",
     "status",
+    "page",
 ]
 PROOFS = [["prove", c] for c in ("include", "absent", "consistent", "record", "index")] + [
     ["key", "new"],

@@ -71,7 +71,7 @@ def read_metrics(run_dir: Path) -> pl.DataFrame:
     """All numbers of a run (``SCHEMA``), those of superseded steps too, sorted by attempt and step."""
     folder = run_dir / "metrics"
     parts = [pl.read_parquet(path, schema=SCHEMA) for path in sorted(folder.glob("*-*-*.parquet"))]
-    return pl.concat([pl.DataFrame(schema=SCHEMA), *parts, _read_live(folder / "live.jsonl")]).sort("attempt", "step")
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *parts, read_live(folder / "live.jsonl")]).sort("attempt", "step")
 
 
 def current(metrics: pl.DataFrame) -> pl.DataFrame:
@@ -85,7 +85,7 @@ def current(metrics: pl.DataFrame) -> pl.DataFrame:
 def fold_live(folder: Path) -> None:
     """Turn the live tail into a Parquet file of its own."""
     live = folder / "live.jsonl"
-    rows = _read_live(live)
+    rows = read_live(live)
     for (segment, attempt), part in rows.group_by("segment", "attempt", maintain_order=True):
         number = len(list(folder.glob(f"{segment}-{attempt}-*.parquet")))
         with replacing(folder / f"{segment}-{attempt}-{number:04}.parquet") as temporary:
@@ -93,9 +93,14 @@ def fold_live(folder: Path) -> None:
     live.unlink(missing_ok=True)
 
 
-def _read_live(path: Path) -> pl.DataFrame:
+def read_live(path: Path) -> pl.DataFrame:
+    """The live tail as a table (``SCHEMA``), without a last line that a crash cut short."""
+    try:
+        lines = path.read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        lines = []
     rows = []
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
+    for line in lines:
         # A crash may have cut the last line short.
         if line.endswith(b"\n"):
             entry = orjson.loads(line)
