@@ -69,14 +69,27 @@ class Train(Section):
     ``zero_stage: 2``."""
     micro_batch: int = Field(1, ge=1)
     """Sequences a rank runs at once; the rest of its share of the batch is accumulated."""
+    activation_checkpointing: bool = False
+    """Keep a layer's input only and make the rest again in the backward pass: a third more work for a fraction of the
+    memory."""
+    document_mask: bool = True
+    """Attention stays inside documents."""
+    attention: Literal["auto", "sdpa", "flash", "flex"] = "auto"
+    """Kernel; ``auto`` is FlashAttention on GPUs in bf16, and torch's scaled dot product elsewhere."""
     zero_stage: Literal[1, 2, 3] = 1
     expert_parallel: int = Field(1, ge=1)
     """Ranks that share the experts of a layer."""
+    capacity_factor: float | None = Field(None, gt=0)
+    """In training an expert takes at most this many times an even share of a micro-batch's tokens; what comes later in
+    the micro-batch is dropped, counted and left to the residual. By default nothing is dropped."""
     optimizer: Optimizer = Optimizer()
     schedule: Schedule = Schedule()
     router_bias_rate: float = Field(1e-3, ge=0)
     """Step of the correction bias that balances expert load, outside the gradient."""
     router_z_loss: float = Field(1e-3, ge=0)
+    """On the routers' logits, summed over layers."""
+    router_sequence_loss: float = Field(0.0, ge=0)
+    """On the imbalance of expert load within each sequence, summed over layers."""
     z_loss: float = Field(1e-4, ge=0)
     """On the logits of the vocabulary."""
     checkpoint_every: int = Field(100, ge=1)
@@ -106,6 +119,8 @@ class Train(Section):
 PLACEMENT = frozenset(
     {
         "micro_batch",
+        "activation_checkpointing",
+        "attention",
         "zero_stage",
         "expert_parallel",
         "checkpoint_every",

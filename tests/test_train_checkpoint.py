@@ -182,15 +182,15 @@ def save_slowly(folder: str) -> dict[str, Any]:
 
 def steps(engine: Any, first: int, last: int) -> None:
     from millstream.train.engine import run_micro_batches
-    from millstream.train.model import moe_layers
-    from millstream.train.moe import balance
+    from millstream.train.moe import routers
+    from millstream.train.router import balance
 
     rank, world = dist.get_rank(), dist.get_world_size()
     for step in range(first, last + 1):
         mine = batch(step)[rank * BATCH // world : (rank + 1) * BATCH // world]
         list(run_micro_batches(engine, [(part, None) for part in mine.split(2)]))
         engine.step()
-        balance(moe_layers(engine.module), 1e-2)
+        balance(routers(engine.module), 1e-2)
 
 
 def weights(engine: Any) -> bytes:

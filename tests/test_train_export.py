@@ -19,7 +19,8 @@ from millstream.files import sha256_file
 from millstream.stream.reader import open_stream
 from millstream.train.export_hf import write_model
 from millstream.train.initial import initialise
-from millstream.train.model import CausalLM, moe_layers
+from millstream.train.model import CausalLM
+from millstream.train.moe import moe_layers
 from millstream.train.weights import Pieces, stored_names
 
 transformers = pytest.importorskip("transformers")

@@ -13,7 +13,8 @@ from ranks import on_ranks
 from millstream.mixture.optimizing import Schedule
 from millstream.mixture.training import Model, Train
 from millstream.train.initial import initialise
-from millstream.train.model import CausalLM, moe_layers
+from millstream.train.model import CausalLM
+from millstream.train.moe import moe_layers, routers
 from millstream.train.schedule import Rates, learning_rate
 
 MODEL = Model(
@@ -131,8 +132,8 @@ def train(
 
     from millstream.train.checkpoint import Saver, load_checkpoint
     from millstream.train.engine import build_engine, run_micro_batches, set_batch
-    from millstream.train.moe import balance
     from millstream.train.optimizer import set_rates
+    from millstream.train.router import balance
 
     settings = TRAIN.model_copy(
         update={"expert_parallel": expert_parallel, "zero_stage": zero, "z_loss": 0.0, "router_z_loss": 0.0}
@@ -150,7 +151,7 @@ def train(
         outputs = run_micro_batches(engine, [(part, None) for part in mine.split(settings.micro_batch)])
         total = sum((output.per_sequence.double().sum() for output in outputs), torch.zeros((), dtype=torch.float64))
         engine.step()
-        balance(moe_layers(engine.module), settings.router_bias_rate)
+        balance(routers(engine.module), settings.router_bias_rate)
         dist.all_reduce(total)
         losses.append(total.item() / rows)
     if save:
@@ -274,5 +275,5 @@ def test_evaluation_moves_no_bias() -> None:
     network = CausalLM(MODEL, VOCAB).eval()
     initialise(network, MODEL, 3)
     network(batch(1))
-    assert all(layer.gate.load.sum() == 0 for layer in moe_layers(network))
+    assert all(layer.gate.pending.sum() == 0 for layer in moe_layers(network))
     assert dataclasses.is_dataclass(network(batch(1)))

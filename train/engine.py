@@ -40,7 +40,7 @@ def init_distributed() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def build_engine(model: Model, train: Train, vocab_size: int, batch: int) -> Any:
+def build_engine(model: Model, train: Train, vocab_size: int, batch: int, eos: int | None = None) -> Any:
     """Build the network and wrap it.
 
     Args:
@@ -48,6 +48,7 @@ def build_engine(model: Model, train: Train, vocab_size: int, batch: int) -> Any
         train: how it is trained.
         vocab_size: ids it knows.
         batch: sequences a step, over all ranks.
+        eos: id that ends documents; None lets attention cross their borders.
 
     Raises:
         UsageError: the ranks do not divide into expert-parallel groups, or the experts among their ranks.
@@ -58,14 +59,7 @@ def build_engine(model: Model, train: Train, vocab_size: int, batch: int) -> Any
             f"expert_parallel {train.expert_parallel} must divide both {world} ranks and "
             f"{model.n_routed_experts} experts"
         )
-    network = CausalLM(
-        model,
-        vocab_size,
-        expert_parallel=train.expert_parallel,
-        z_loss=train.z_loss,
-        router_z_loss=train.router_z_loss,
-    )
-    initialise(network, model, train.seed)
+    network = build_network(model, train, vocab_size, eos)
     optimizer = RecipeOptimizer(parameter_groups(network, train.optimizer), train)
     config = engine_config(train, batch, world)
     held = sum(parameter.numel() for parameter in network.parameters())
@@ -73,6 +67,24 @@ def build_engine(model: Model, train: Train, vocab_size: int, batch: int) -> Any
     engine, *_ = deepspeed.initialize(model=network, optimizer=optimizer, config=config)
     prepare(engine)
     return engine
+
+
+def build_network(model: Model, train: Train, vocab_size: int, eos: int | None) -> CausalLM:
+    """The network that a recipe trains, with its initial weights; arguments as for ``build_engine``."""
+    network = CausalLM(
+        model,
+        vocab_size,
+        eos=eos if train.document_mask else None,
+        expert_parallel=train.expert_parallel,
+        capacity_factor=train.capacity_factor,
+        kernel=train.attention,
+        activation_checkpointing=train.activation_checkpointing,
+        z_loss=train.z_loss,
+        router_z_loss=train.router_z_loss,
+        sequence_loss=train.router_sequence_loss,
+    )
+    initialise(network, model, train.seed)
+    return network
 
 
 def engine_config(train: Train, batch: int, world: int) -> dict[str, Any]:

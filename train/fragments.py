@@ -19,7 +19,7 @@ from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
 from torch import Tensor, nn
 
 from millstream.train.layout import flat_groups
-from millstream.train.model import moe_layers
+from millstream.train.moe import moe_layers
 from millstream.train.optimizer import STATES, empty_state
 from millstream.train.weights import MASTER
 

@@ -29,11 +29,11 @@ from millstream.train.engine import run_micro_batches, set_batch
 from millstream.train.evaluate import held_out_losses
 from millstream.train.keeping import Shelf, prune
 from millstream.train.metrics import MetricsWriter, Value
-from millstream.train.model import moe_layers
-from millstream.train.moe import balance
+from millstream.train.moe import routers
 from millstream.train.optimizer import set_rates
 from millstream.train.progress import TrainProgress
 from millstream.train.report import wandb_names
+from millstream.train.router import StepRouting, balance, routing_numbers
 from millstream.train.schedule import rates_at
 
 AHEAD = 2
@@ -82,7 +82,7 @@ def train_steps(
     """
     saver = Saver(engine, run.path)
     rank, world = dist.get_rank(), dist.get_world_size()
-    layers = moe_layers(engine.module)
+    gates = routers(engine.module)
     total = stream.plan.total_steps
     allocate = page_locked if engine.device.type == "cuda" else np.empty
     for batch in stream.iterate(first, last, rank, world, ahead=AHEAD, dtype=np.int64, allocate=allocate):
@@ -92,8 +92,8 @@ def train_steps(
         set_batch(engine, stream.plan.batch_of(batch.step))
         tokens = torch.from_numpy(batch.tokens).to(engine.device, non_blocking=True)
         fed = _feed(engine, batch, tokens, train.micro_batch)
-        load = balance(layers, train.router_bias_rate)
-        numbers = _numbers(engine, stream, fed, load, rates.lr, time.perf_counter() - began)
+        routing = balance(gates, train.router_bias_rate)
+        numbers = _numbers(engine, stream, fed, routing, rates.lr, time.perf_counter() - began)
         if train.evaluate_every and (batch.step % train.evaluate_every == 0 or batch.step == total):
             numbers += held_out_losses(engine, stream, train.micro_batch)
         if recorder is not None:
@@ -139,7 +139,7 @@ def _gather(mine: Tensor) -> Tensor:
     return torch.cat(everyone)
 
 
-def _numbers(engine: Any, stream: Stream, fed: Fed, load: Tensor, rate: float, seconds: float) -> list[Value]:
+def _numbers(engine: Any, stream: Stream, fed: Fed, routing: StepRouting, rate: float, seconds: float) -> list[Value]:
     norm = engine.get_global_grad_norm()
     tokens = len(fed.losses) * stream.plan.seq_len
     values = [
@@ -148,9 +148,7 @@ def _numbers(engine: Any, stream: Stream, fed: Fed, load: Tensor, rate: float, s
         Value(name="lr", value=rate),
         Value(name="tokens_per_s", value=tokens / seconds),
     ]
-    if load.numel() > 1:
-        per_layer = load / load.mean(-1, keepdim=True).clamp(min=1)
-        values.append(Value(name="expert_load_max", value=float(per_layer.max(-1).values.mean())))
+    values += [Value(name=name, value=value) for name, value in routing_numbers(routing).items()]
     for number in np.unique(fed.domains).tolist():
         own = fed.losses[fed.domains == number]
         domain = stream.plan.domains[number]

@@ -84,7 +84,10 @@ def _train(arguments: argparse.Namespace) -> None:
         start = _from_rank_0(start)
         run = open_run(run_dir)
         stream = open_stream(run.plan, open_corpora(run, place, settings).values())
-        engine = build_engine(recipe.model, recipe.train, stream.manifest.tokenizer.vocab_size, run.plan.batch_of(1))
+        tokenizer = stream.manifest.tokenizer
+        engine = build_engine(
+            recipe.model, recipe.train, tokenizer.vocab_size, run.plan.batch_of(1), eos=tokenizer.eos_id
+        )
         if start.checkpoint is not None:
             _load(engine, run, start.checkpoint, ledger)
         recorder = None
