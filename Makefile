@@ -1,4 +1,4 @@
-# make demo     a fresh machine to a trained, audited run on real text
+# make demo     a fresh machine to a trained, audited run on real text, and its page
 # make ladder   four rungs, a forecast on the record, the model it is of, the score: half an hour to an hour on two cores
 # make test     the whole test suite, as CI runs it
 # make test-slow  the tests that it leaves out

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import axe_playwright_python
 import pytest
 from browser import CHROMIUM, Tab, chromium
 from corpora import build, documents, exclusions, recipe_dict, texts, write_domain, write_jsonl
@@ -298,6 +299,21 @@ def test_a_sample_that_was_altered_is_not_proved(tab: Tab, home: Path, tmp_path:
     path.write_text(text[:at] + ("A" if text[at] != "A" else "B") + text[at + 1 :])
     show(tab, tmp_path / "page")
     assert "Not proved: they lead to root" in open_step(tab, 7)
+
+
+@pytest.mark.parametrize("window", [{}, {"dark": True}, {"width": 390, "height": 844}], ids=["light", "dark", "phone"])
+def test_nobody_is_kept_out(tab: Tab, home: Path, window: dict[str, Any]) -> None:
+    """Axe, which Lighthouse's accessibility score is made of, finds nothing on the page with all of it opened."""
+    show(tab, home / "run" / "page", **window)
+    open_step(tab, 14)
+    look_up(tab, texts(home / "corpus", "law").popitem()[1])
+    check_record(tab)
+    tab.run("document.querySelectorAll('details').forEach((box) => { box.open = true })")
+    tab.run((Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text())
+    found = tab.run("axe.run(document, { resultTypes: ['violations', 'incomplete'] })")
+    assert [f"{v['id']}: {v['nodes'][0]['html']}" for v in found["violations"]] == []
+    assert len(found["passes"]) > 20
+    assert tab.run("document.documentElement.scrollWidth <= innerWidth")
 
 
 def test_keys_alone_are_enough(tab: Tab, home: Path) -> None:

@@ -25,6 +25,7 @@ from millstream.stream.freeze import freeze_plan
 from millstream.stream.reader import check_batches
 from millstream.stream.remote import StoreSettings
 from millstream.tokenize.manifest import check_size, read_manifest
+from millstream.train.page.site import Page, Settings
 
 Accelerators = Annotated[int, typer.Option("--num_accelerators", "--ranks", help="Ranks on this machine.", min=1)]
 Hostfile = Annotated[Path | None, typer.Option(help="DeepSpeed hostfile, for several machines.")]
@@ -144,7 +145,7 @@ def run(
     corpus: CorpusFolder = None,
     run: RunFolder = None,
 ) -> None:
-    """Build, train and audit in one go.
+    """Build, train, audit and write the page in one go.
 
     Example: millstream run recipes/demo.yaml
     """
@@ -159,6 +160,8 @@ def run(
     mixture_command(str(run_dir))
     _three_answers(open_run(run_dir), corpus_root)
     show.line(f"\ncorpus {corpus_root} · run {run_dir} · plot {run_dir / 'loss.png'}")
+    Page(run_dir, run_dir / "page", Settings(corpus=str(corpus_root))).update()
+    show.line(f"page {run_dir / 'page' / 'index.html'}")
 
 
 def _three_answers(run: Run, corpus_root: Path) -> None:

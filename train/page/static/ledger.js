@@ -84,6 +84,9 @@
 
   const LINES = 1000;
 
+  /** A step from the inside; its file changes when the step is trained again or a document of it is taken down. */
+  page.sample = (step) => page.data(`samples/${step}`, `${page.state.documents.mark}-${page.state.stretches.length}`);
+
   /** The lines of a tile of the ledger. */
   page.ledgerTile = async (tile) => (await page.text(`ledger/${tile}`, Math.min(page.state.ledger.records, (tile + 1) * LINES))).split("\n");
 

@@ -139,7 +139,7 @@
 
   async function lookUp(key) {
     if (!page.state.documents.whole) {
-      const found = await page.data(`ask/${key}`);
+      const found = await page.data(`ask/${key}`, page.state.ledger.records);
       return found.map(asTold);
     }
     const bucket = await page.data(`keys/${key.slice(0, 2)}`, page.state.documents.mark);

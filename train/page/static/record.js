@@ -139,7 +139,7 @@
     for (const step of spread(page.state.samples, 12)) {
       const stretch = learned.find((s) => s.first <= step && step <= s.last);
       const plan = await page.planOfSegment(stretch.segment);
-      const sample = await page.data(`samples/${step}`);
+      const sample = await page.sample(step);
       const record = JSON.parse(sample.record);
       if ((await page.ledgerLine(record.seq)) !== sample.record) throw new Error(`step ${step}: the sample names another record than the ledger has`);
       const [first] = plan.span(step);
