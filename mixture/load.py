@@ -8,7 +8,7 @@ import difflib
 import re
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -17,6 +17,8 @@ from millstream.errors import RecipeError
 from millstream.mixture.recipe import Recipe
 
 MAX_BYTES = 1 << 20
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
@@ -58,17 +60,26 @@ def load_recipe(path: Path) -> Recipe:
         RecipeError: the file is missing, is not YAML or does not describe a recipe. The message
             names the file, the line and the field of the first fault, and how many more there are.
     """
+    return load_as(Recipe, path)
+
+
+def parse_recipe(data: bytes, where: str) -> Recipe:
+    """Check a recipe given as YAML bytes; ``where`` names it in errors."""
+    return _parse(Recipe, data, where)
+
+
+def load_as(model: type[Model], path: Path) -> Model:
+    """Read a file of another model as strictly as a recipe; errors as of ``load_recipe``."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise RecipeError(f"{path}: cannot be read: {error.strerror}") from error
     if len(data) > MAX_BYTES:
         raise RecipeError(f"{path}: {len(data)} bytes is too large for a recipe (at most {MAX_BYTES})")
-    return parse_recipe(data, str(path))
+    return _parse(model, data, str(path))
 
 
-def parse_recipe(data: bytes, where: str) -> Recipe:
-    """Check a recipe given as YAML bytes; ``where`` names it in errors."""
+def _parse(model: type[Model], data: bytes, where: str) -> Model:
     try:
         loader = _Loader(data.decode("utf-8"))
         node = loader.get_single_node()
@@ -81,27 +92,28 @@ def parse_recipe(data: bytes, where: str) -> Recipe:
     except (yaml.YAMLError, RecursionError) as error:
         raise RecipeError(f"{where}: not YAML: {str(error).splitlines()[0]}") from error
     if node is None or not isinstance(values, dict):
-        raise RecipeError(f"{where}: a recipe is a mapping that begins with 'format: millstream-recipe/1'")
+        wanted = get_args(model.model_fields["format"].annotation)[0]
+        raise RecipeError(f"{where}: expected a mapping that begins with 'format: {wanted}'")
     try:
-        return Recipe.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
-        raise RecipeError(_explain(error, node, where)) from error
+        raise RecipeError(_explain(error, node, where, model)) from error
 
 
-def _explain(error: ValidationError, node: yaml.Node, where: str) -> str:
+def _explain(error: ValidationError, node: yaml.Node, where: str, model: type[BaseModel]) -> str:
     faults = error.errors()
     first = faults[0]
     location = tuple(part for part in first["loc"])
     line, path = _locate(node, location)
-    message = _message(first, location)
+    message = _message(first, location, model)
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     return f"{where}:{line}: {path + ': ' if path else ''}{message}{more}"
 
 
-def _message(fault: Any, location: tuple[int | str, ...]) -> str:
+def _message(fault: Any, location: tuple[int | str, ...], model: type[BaseModel]) -> str:
     if fault["type"] == "extra_forbidden":
         key = str(location[-1])
-        near = difflib.get_close_matches(key, _known_keys(location[:-1]), n=1, cutoff=0.5)
+        near = difflib.get_close_matches(key, _known_keys(location[:-1], model), n=1, cutoff=0.5)
         return "unknown key" + (f"; did you mean '{near[0]}'?" if near else "")
     if fault["type"] == "missing":
         return "is missing"
@@ -121,9 +133,9 @@ def _message(fault: Any, location: tuple[int | str, ...]) -> str:
     return message
 
 
-def _known_keys(location: tuple[int | str, ...]) -> list[str]:
+def _known_keys(location: tuple[int | str, ...], root: type[BaseModel]) -> list[str]:
     """Keys that the model at ``location`` knows (the union of all where it has several kinds)."""
-    models: list[type[BaseModel]] = [Recipe]
+    models: list[type[BaseModel]] = [root]
     for part in location:
         if isinstance(part, int):
             continue

@@ -43,6 +43,55 @@ def exposures_command(run_name: RunName, out: Out, corpus: CorpusPlace = None, a
     show.line(f"{out}: {written:,} exposures in {len(course.fed):,} records of steps")
 
 
+@app.command("eu")
+def eu_command(
+    run_name: RunName,
+    out: Annotated[
+        list[Path], typer.Option("--out", "-o", metavar="FILE", help="A .json or .md file; may be repeated.")
+    ],
+    disclosures: Annotated[
+        Path | None,
+        typer.Option(
+            "--disclosures", metavar="FILE", help="What only the provider can state (YAML).", show_default=False
+        ),
+    ] = None,
+    corpus: CorpusPlace = None,
+    as_json: AsJson = False,
+) -> None:
+    """The EU's public summary of training content: counts of what was learned; the rest is "to be provided".
+
+    Example: millstream export eu demo --disclosures demo-eu.yaml --out summary.json --out summary.md
+    """
+    from millstream.audit.content import learned_content
+    from millstream.audit.disclosures import Disclosures
+    from millstream.audit.export_eu import eu_markdown, eu_summary
+    from millstream.mixture.load import load_as
+
+    if wrong := [path for path in out if path.suffix not in (".json", ".md")]:
+        raise UsageError(f"{wrong[0]}: expected a name that ends in .json or .md")
+    told = load_as(Disclosures, disclosures) if disclosures else Disclosures(format="millstream-disclosures/1")
+    run = open_run(existing_run(run_name))
+    corpora = open_corpora(run, corpus)
+    summary = eu_summary(run, corpora, learned_content(run, corpora, told), told)
+    for path in out:
+        if path.suffix == ".md":
+            write_bytes(path, eu_markdown(summary).encode())
+        else:
+            write_bytes(path, orjson.dumps(summary, option=orjson.OPT_INDENT_2) + b"\n")
+    whole, synthetic, left = summary["1.3"], summary["2.5"], len(summary["2"]["unassigned"])
+    if as_json:
+        counts = {name: whole[name] for name in ("documents", "bytes", "distinct_tokens", "learned_tokens")}
+        show.json({"run": run.name, "files": list(map(str, out)), **counts, "synthetic_share": synthetic["share"]})
+        return
+    show.line(
+        f"{', '.join(map(str, out))}: {whole['distinct_tokens']:,} distinct tokens of {whole['documents']:,} "
+        f"documents, {whole['learned_tokens']:,} with repetitions"
+    )
+    show.line(f"synthetic {synthetic['share']:.2%}, not stated for {synthetic['not_stated_share']:.2%}")
+    if left:
+        show.line(f"{left} sources have no category; name it for each in a file for --disclosures")
+
+
 @app.command("intoto")
 def intoto_command(
     run_name: RunName,
