@@ -59,6 +59,15 @@ class Wandb(Section):
     entity: str | None = None
 
 
+class Watchdog(Section):
+    """When a rank that does not get on ends itself, so that a job which hangs does not hold its machines."""
+
+    start_s: float = Field(3600, gt=0)
+    """Seconds until the first step begins."""
+    step_s: float = Field(900, gt=0)
+    """Seconds in which a micro-batch, an update, an evaluation or a checkpoint must be done."""
+
+
 class Train(Section):
     """How the model is trained."""
 
@@ -100,6 +109,9 @@ class Train(Section):
     evaluate_every: int | None = Field(None, ge=1)
     """Steps between losses on the held-out documents; none by default."""
     wandb: Wandb | None = Wandb()
+    stop_after_skipped: int = Field(5, ge=1)
+    """Steps in a row without an update, because loss or gradients were not finite, after which training stops."""
+    watchdog: Watchdog = Watchdog()
 
     @model_validator(mode="after")
     def _muon(self) -> Self:
@@ -128,6 +140,8 @@ PLACEMENT = frozenset(
         "keep_every",
         "evaluate_every",
         "wandb",
+        "stop_after_skipped",
+        "watchdog",
     }
 )
 """Fields of ``train`` that change where and how a run is trained and what of it is kept, but not what is learned."""

@@ -31,7 +31,7 @@ PROOFS = [["prove", c] for c in ("include", "absent", "consistent", "record", "i
     ["key", "new"],
     ["key", "show"],
 ]
-EXPORTS = ["exposures", "intoto"]
+EXPORTS = ["croissant", "exposures", "hf", "intoto"]
 LADDERS = [["ladder", c] for c in ("make", "run", "status", "fit", "forecast")] + [
     ["forecast", "register"],
     ["forecast", "score"],

@@ -218,8 +218,15 @@ def test_no_process_outlives_the_command(home: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 3
-    assert errors.splitlines()[-1].startswith("millstream: training ended with exit code")
     assert processes_of(home, "stopped") == []
+    stopped = open_run(home / "stopped")
+    saved = stopped.checkpoints[-1].step
+    assert saved == stopped.last_step
+    assert errors.splitlines()[-2:] == [
+        "millstream: saving a checkpoint after this step; a second signal ends at once",
+        f"millstream: stopped: stopped as asked after step {saved} of {STEPS}, with a checkpoint; run the command "
+        "again to go on",
+    ]
     orphaned = start_training(home, "orphaned", 2)
     orphaned.kill()
     deadline = time.monotonic() + 30

@@ -18,12 +18,14 @@ from types import FrameType
 
 from millstream import errors
 from millstream.errors import SetupError, UsageError
+from millstream.train.requests import ask, forget
 
 WATCHED = "MILLSTREAM_WATCH_PID"
 FAILURE = "millstream-failure "
 NOISE = re.compile(r"^\[20\d\d-.*\] \[(INFO|WARNING|ERROR)\]|Setting ds_accelerator|^W\d{4} ")
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/kfd", "/dev/dri/renderD128", "/dev/dxg")
-GRACE_S = 15
+GRACE_S = 10
+"""Seconds that ranks have after one of them failed, or after the launcher went."""
 
 
 def launch(
@@ -57,8 +59,9 @@ def launch(
         str(_free_port()),
     ]
     command += ["--no_local_rank", "--module", "millstream.train.run", *arguments]
+    forget(run_dir)
     try:
-        code, failure = _run(command, _environment(num_accelerators))
+        code, failure = _run(command, _environment(num_accelerators), run_dir)
     except FileNotFoundError as error:
         raise SetupError("training needs the extra 'train': pip install 'millstream[train]'") from error
     if failure is not None:
@@ -68,8 +71,11 @@ def launch(
         raise SetupError(f"training ended with exit code {code}: a rank died; run the command again to continue")
 
 
-def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str | None]:
-    """Exit code of the launcher, and the first failure that a rank reported."""
+def _run(command: list[str], environment: dict[str, str], run_dir: Path) -> tuple[int, str | None]:
+    """Exit code of the launcher, and the first failure that a rank reported.
+
+    The first signal asks the job to save and stop, the second ends it.
+    """
     process = subprocess.Popen(
         command, env=environment, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True
     )
@@ -77,8 +83,15 @@ def _run(command: list[str], environment: dict[str, str]) -> tuple[int, str | No
     reader = threading.Thread(target=_pass_on, args=(process, reported), daemon=True)
     reader.start()
 
+    asked: list[int] = []
+
     def stop(number: int, frame: FrameType | None) -> None:
-        _end_group(process.pid, signal.SIGTERM)
+        if asked:
+            _end_group(process.pid, signal.SIGKILL)
+        else:
+            ask(run_dir, "stop")
+            sys.stderr.write("millstream: saving a checkpoint after this step; a second signal ends at once\n")
+        asked.append(number)
 
     kept = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -97,10 +110,20 @@ def _pass_on(process: "subprocess.Popen[str]", reported: list[str]) -> None:
     assert process.stderr is not None
     for line in process.stderr:
         if line.startswith(FAILURE):
+            if not reported:
+                # The launcher lets the other ranks take half a minute each, which hang in collectives for good.
+                threading.Thread(target=_end_later, args=(process,), daemon=True).start()
             reported.append(line.removeprefix(FAILURE).strip())
         elif not NOISE.search(line):
             sys.stderr.write(line)
             sys.stderr.flush()
+
+
+def _end_later(process: "subprocess.Popen[str]") -> None:
+    try:
+        process.wait(GRACE_S)
+    except subprocess.TimeoutExpired:
+        _end_group(process.pid, signal.SIGKILL)
 
 
 def _end_group(group: int, number: signal.Signals) -> None:

@@ -20,6 +20,7 @@ from millstream.audit.feed import check_tripwires, leaf_hashes, step_root, tripw
 from millstream.audit.ledger import Ledger
 from millstream.audit.losses import LossWriter
 from millstream.audit.runs import Run, saved_checkpoint
+from millstream.errors import CheckFailed
 from millstream.mixture.training import Train
 from millstream.stream.reader import Batch, Stream
 from millstream.stream.tombstones import masked_targets
@@ -32,9 +33,11 @@ from millstream.train.metrics import MetricsWriter, Value
 from millstream.train.moe import routers
 from millstream.train.optimizer import set_rates
 from millstream.train.progress import TrainProgress
-from millstream.train.report import wandb_names
+from millstream.train.report import Report
+from millstream.train.requests import Requests
 from millstream.train.router import StepRouting, balance, routing_numbers
 from millstream.train.schedule import rates_at
+from millstream.train.watchdog import Watchdog
 
 AHEAD = 2
 """Batches read while one is trained on."""
@@ -49,7 +52,7 @@ class Recorder:
     sign: Callable[[], None]
     """Signs a head over the ledger as it is."""
     metrics: MetricsWriter
-    wandb: Any | None
+    report: Report
     progress: TrainProgress
     shelf: Shelf
 
@@ -70,43 +73,77 @@ class Fed:
 
 
 def train_steps(
-    engine: Any, run: Run, train: Train, stream: Stream, first: int, last: int, attempt: int, recorder: Recorder | None
-) -> None:
-    """Train steps ``first`` to ``last``; ``recorder`` is rank 0's, None elsewhere.
+    engine: Any,
+    run: Run,
+    train: Train,
+    stream: Stream,
+    first: int,
+    last: int,
+    attempt: int,
+    recorder: Recorder | None,
+    requests: Requests,
+    watchdog: Watchdog,
+) -> int:
+    """Train steps ``first`` to ``last``, or until asked to stop; returns the last step that was done.
 
-    ``train`` is the recipe's section as it is now: it may differ from the run's own in where and how the run is laid
-    out.
+    Args:
+        engine: DeepSpeed's.
+        run: as its ledger tells it at the start.
+        train: the recipe's section as it is now: it may differ from the run's own in where and how the run is laid out.
+        stream: of the plan in force.
+        first: step to begin with.
+        last: the last step, after which a checkpoint is saved.
+        attempt: number of this start.
+        recorder: rank 0's, None elsewhere.
+        requests: where this rank hears of wishes to stop.
+        watchdog: told of everything that is begun.
 
     Raises:
         SetupError: a checkpoint or record cannot be written.
+        CheckFailed: too many steps in a row could not be applied, or the engine got other tokens than were read.
     """
     saver = Saver(engine, run.path)
     rank, world = dist.get_rank(), dist.get_world_size()
     gates = routers(engine.module)
     total = stream.plan.total_steps
     allocate = page_locked if engine.device.type == "cuda" else np.empty
+    step, skipped = first - 1, 0
     for batch in stream.iterate(first, last, rank, world, ahead=AHEAD, dtype=np.int64, allocate=allocate):
-        began = time.perf_counter()
+        step, began = batch.step, time.perf_counter()
         rates = rates_at(batch.step, stream.plan, train.optimizer, train.schedule)
         set_rates(engine, rates)
         set_batch(engine, stream.plan.batch_of(batch.step))
         tokens = torch.from_numpy(batch.tokens).to(engine.device, non_blocking=True)
-        fed = _feed(engine, batch, tokens, train.micro_batch)
-        routing = balance(gates, train.router_bias_rate)
+        fed = _feed(engine, batch, tokens, train.micro_batch, watchdog)
+        applied = bool(engine.was_step_applied())
+        # What routers made of numbers that were not finite says nothing of the experts.
+        routing = balance(gates, train.router_bias_rate if applied else 0.0)
+        skipped = 0 if applied else skipped + 1
         numbers = _numbers(engine, stream, fed, routing, rates.lr, time.perf_counter() - began)
         if train.evaluate_every and (batch.step % train.evaluate_every == 0 or batch.step == total):
+            watchdog.beat(f"evaluating after step {step}")
             numbers += held_out_losses(engine, stream, train.micro_batch)
         if recorder is not None:
-            _record(run, recorder, engine, fed, numbers, attempt)
-        due = batch.step % train.checkpoint_every == 0 or batch.step == last
+            _record(run, recorder, applied, fed, numbers, attempt)
+        if skipped >= train.stop_after_skipped:
+            raise _not_finite(run, step, skipped, attempt, recorder)
+        asked = requests.agreed(engine.device)
+        due = step % train.checkpoint_every == 0 or step == last or asked.stop or asked.checkpoint
         if due or saver.finished():
+            watchdog.beat(f"sealing the checkpoint before step {step}", slow=True)
             _keep(saver, train, recorder)
         if due:
-            saver.begin(batch.step, _about(attempt, train, recorder))
+            watchdog.beat(f"saving the checkpoint of step {step}")
+            saver.begin(step, _about(attempt, train, recorder))
+        watchdog.beat(f"reading step {step + 1}")
+        if asked.stop:
+            break
+    watchdog.beat("sealing the last checkpoint", slow=True)
     _keep(saver, train, recorder)
+    return step
 
 
-def _feed(engine: Any, batch: Batch, tokens: Tensor, micro_batch: int) -> Fed:
+def _feed(engine: Any, batch: Batch, tokens: Tensor, micro_batch: int, watchdog: Watchdog) -> Fed:
     """Run forward, backward and update over a rank's rows, and gather what was fed.
 
     Raises:
@@ -116,10 +153,15 @@ def _feed(engine: Any, batch: Batch, tokens: Tensor, micro_batch: int) -> Fed:
     gone = masked_targets(batch.buried, len(tokens), tokens.shape[1] - 1)
     masks = [None] * len(tokens) if gone is None else torch.from_numpy(gone).to(engine.device).split(micro_batch)
     parts = list(zip(tokens.split(micro_batch), masks, strict=False))
-    losses = [output.per_sequence for output in run_micro_batches(engine, parts)]
+    losses = []
+    watchdog.beat(f"in micro-batch 1 of step {batch.step}")
+    for number, output in enumerate(run_micro_batches(engine, parts), 2):
+        losses.append(output.per_sequence)
+        watchdog.beat(f"in micro-batch {number} of step {batch.step}")
     # All digests are of the very tensor that the engine got, after it was used.
     fed = tokens.cpu().numpy()
     check_tripwires(batch.step, read, tripwires(fed, micro_batch))
+    watchdog.beat(f"in the update of step {batch.step}")
     engine.step()
     leaves = leaf_hashes(batch.indices, fed, batch.buried)
     gathered = [
@@ -157,7 +199,7 @@ def _numbers(engine: Any, stream: Stream, fed: Fed, routing: StepRouting, rate: 
     return values
 
 
-def _record(run: Run, recorder: Recorder, engine: Any, fed: Fed, values: list[Value], attempt: int) -> None:
+def _record(run: Run, recorder: Recorder, applied: bool, fed: Fed, values: list[Value], attempt: int) -> None:
     step, segment = fed.batch.step, run.segment_of(fed.batch.step).id
     loss = values[0].value
     recorder.ledger.append(
@@ -170,15 +212,28 @@ def _record(run: Run, recorder: Recorder, engine: Any, fed: Fed, values: list[Va
             "sequences": len(fed.losses),
             "tokens": len(fed.losses) * run.plan.seq_len,
             "root": step_root(fed.leaves),
-            "update_applied": bool(engine.was_step_applied()),
+            "update_applied": applied,
             "loss": micro_nats(loss),
             "losses": recorder.losses.add(fed.losses),
         },
     )
     recorder.metrics.add(step, segment, values)
-    if recorder.wandb is not None:
-        recorder.wandb.log(wandb_names(values), step=step)
+    recorder.report.log(step, values)
     recorder.progress.update(step, loss, next(v.value for v in values if v.name == "tokens_per_s"))
+
+
+def _not_finite(run: Run, step: int, skipped: int, attempt: int, recorder: Recorder | None) -> CheckFailed:
+    """Record why training stops, and say it."""
+    first = step - skipped + 1
+    if recorder is not None:
+        body = {"what": "not finite", "first_step": first, "last_step": step, "attempt": attempt}
+        recorder.ledger.append("alert", body)
+        recorder.sync()
+    return CheckFailed(
+        f"{run.path}: loss or gradients of steps {first} to {step} were not finite and no update was made; see "
+        f"'millstream audit step {run.path} {first}', then go back with 'millstream rollback' or pass over the data "
+        "with 'millstream amend'"
+    )
 
 
 def micro_nats(loss: float) -> int | str:

@@ -5,6 +5,7 @@ Rank 0 opens or creates the run, decides where to continue, and holds the ledger
 
 import argparse
 import os
+import re
 import socket
 import sys
 import threading
@@ -22,7 +23,7 @@ from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.losses import LossWriter
 from millstream.audit.replay import check_recent_roots
 from millstream.audit.runs import Run, SavedCheckpoint, environment, is_run, open_run, require_same
-from millstream.errors import InputError, MillstreamError, RecipeError, UsageError
+from millstream.errors import InputError, Interrupted, MillstreamError, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
 from millstream.mixture.training import Train
 from millstream.places import corpus_place, run_folder
@@ -32,6 +33,11 @@ from millstream.stream.reader import check_batches, open_stream
 from millstream.stream.remote import StoreSettings
 from millstream.train.keeping import adopt_unrecorded, give_up, newest_checkpoint, open_shelf
 from millstream.train.launch import FAILURE, WATCHED
+from millstream.train.requests import Requests, forget
+from millstream.train.watchdog import Watchdog
+
+LOST = re.compile(r"[Cc]onnection (?:closed|reset|refused)|Broken pipe|DistBackendError|Timed out waiting")
+"""In the words of gloo, NCCL and the store."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,7 +61,7 @@ def main() -> None:
     except Exception as error:
         if os.environ.get("MILLSTREAM_DEBUG"):
             traceback.print_exc()
-        _fail("SetupError", f"rank {os.environ.get('RANK', '?')}: {type(error).__name__}: {error}", 3)
+        _fail("SetupError", f"rank {os.environ.get('RANK', '?')}: {_described(error)}", 3)
 
 
 def _train(arguments: argparse.Namespace) -> None:
@@ -64,16 +70,19 @@ def _train(arguments: argparse.Namespace) -> None:
     from millstream.train.metrics import MetricsWriter
     from millstream.train.plot import plot_run
     from millstream.train.progress import TrainProgress
-    from millstream.train.report import start_wandb
+    from millstream.train.report import start_report
 
-    rank, world = init_distributed()
     recipe = load_recipe(arguments.recipe)
     place = corpus_place(recipe, arguments.corpus)
     settings = StoreSettings(cache_dir=arguments.cache, cache_bytes=arguments.cache_gb * 10**9)
     run_dir = run_folder(recipe, arguments.run)
     if recipe.model is None or recipe.mixture is None:
         raise RecipeError(f"{arguments.recipe}: training needs the sections 'mixture' and 'model'")
+    requests = Requests(run_dir)
+    requests.listen()
     with ExitStack() as stack:
+        watchdog = stack.enter_context(_watchdog(recipe.train, run_dir).watching())
+        rank, world = init_distributed()
         ledger: Ledger | None = None
         start: Start | MillstreamError | None = None
         if rank == 0:
@@ -100,19 +109,42 @@ def _train(arguments: argparse.Namespace) -> None:
                 losses=stack.enter_context(LossWriter(run_dir, start.attempt)),
                 sign=head_signer(run, ledger),
                 metrics=MetricsWriter(run_dir, start.attempt),
-                wandb=start_wandb(run),
+                report=start_report(run, recipe.train.wandb),
                 progress=progress,
                 shelf=open_shelf(run),
             )
-        train_steps(engine, run, recipe.train, stream, start.first, start.last, start.attempt, recorder)
+        reached = train_steps(
+            engine, run, recipe.train, stream, start.first, start.last, start.attempt, recorder, requests, watchdog
+        )
+        watchdog.beat("closing the record", slow=True)
         if recorder is not None:
             recorder.metrics.close()
-            if start.last == run.plan.total_steps:
+            if reached < start.last:
+                recorder.ledger.append("note", {"text": f"asked to stop after step {reached}", "by": "millstream"})
+            elif start.last == run.plan.total_steps:
                 recorder.ledger.append("end", {"step": start.last, "attempt": start.attempt})
                 recorder.sign()
             plot_run(run_dir, run.plan, recipe.public.title or recipe.name)
-            if recorder.wandb is not None:
-                recorder.wandb.finish()
+            recorder.report.finish()
+        if rank == 0 and reached < start.last:
+            raise Interrupted(
+                f"{run_dir}: stopped as asked after step {reached} of {run.plan.total_steps}, with a checkpoint; run "
+                "the command again to go on"
+            )
+
+
+def _watchdog(train: Train, run_dir: Path) -> Watchdog:
+    rank = os.environ.get("RANK", "?")
+
+    def bark(what: str) -> None:
+        _fail("SetupError", f"rank {rank} on {socket.gethostname()} ended itself: {what}", 3)
+
+    return Watchdog(
+        start_s=train.watchdog.start_s,
+        step_s=train.watchdog.step_s,
+        stacks=run_dir / "hangs" / f"rank-{rank:0>5}.txt",
+        bark=bark,
+    )
 
 
 def _begin(
@@ -125,6 +157,9 @@ def _begin(
     assert recipe.mixture is not None
     plan = freeze_plan(recipe.mixture, corpus.manifest, corpus.root)
     check_batches(plan, world, recipe.train.micro_batch)
+    if WATCHED not in os.environ:
+        # Else the process that started the launcher has done so, before anybody could ask.
+        forget(run_dir)
     if not is_run(run_dir):
         begin_run(run_dir, recipe, plan, corpus)
     ledger = stack.enter_context(open_ledger(run_dir))
@@ -185,6 +220,14 @@ def _from_rank_0(start: Start | MillstreamError | None) -> Start:
         raise decided
     assert isinstance(decided, Start)
     return decided
+
+
+def _described(error: Exception) -> str:
+    """What failed; backends say in many ways that the other end is gone."""
+    text = f"{type(error).__name__}: {error}"
+    if LOST.search(text):
+        return f"lost another rank, which died or was stopped; run the command again to go on ({text.splitlines()[0]})"
+    return text
 
 
 def _watch_launcher() -> None:

@@ -6,6 +6,7 @@
         RecipeError     exit 2: the recipe is wrong; names the file, line and field
       InputError        exit 3: the data is bad; names the file and the record
       SetupError        exit 3: the machine lacks something; says how to get it
+      Interrupted       exit 3: somebody stopped the work; what was done is saved
 
 Every message is one line: what is wrong with the value, what was expected, what to do.
 ``millstream.cli.main`` is the only place that catches them.
@@ -40,3 +41,7 @@ class InputError(MillstreamError):
 
 class SetupError(MillstreamError):
     """The machine or the Python environment lacks something."""
+
+
+class Interrupted(MillstreamError):
+    """The work was stopped from outside, and can be gone on with."""
