@@ -40,6 +40,7 @@ KINDS = (
     "control",
     "alert",
     "note",
+    "paper",
     "end",
 )
 

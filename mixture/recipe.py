@@ -384,6 +384,9 @@ class Public(Section):
     title: str | None = None
     description: str | None = None
     contact: str | None = None
+    papers: dict[Name, str] = Field({})
+    """Markdown files by name (``plan``, ``risks``, ``failed-designs``), relative to the recipe's folder; each
+    version stands in the run's ledger and on its page."""
 
 
 class Recipe(Section):

@@ -26,12 +26,13 @@ COMMANDS = [
     "doctor",
     "status",
     "page",
+    "note",
 ]
 PROOFS = [["prove", c] for c in ("include", "absent", "consistent", "record", "index")] + [
     ["key", "new"],
     ["key", "show"],
 ]
-EXPORTS = ["croissant", "exposures", "hf", "intoto"]
+EXPORTS = ["croissant", "eu", "exposures", "hf", "intoto"]
 LADDERS = [["ladder", c] for c in ("make", "run", "status", "fit", "forecast")] + [
     ["forecast", "register"],
     ["forecast", "score"],

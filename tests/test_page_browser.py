@@ -16,6 +16,7 @@ from millstream.audit.change import Reason, amend_run, roll_back
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import audit_document
 from millstream.audit.lookup import Question
+from millstream.audit.notes import write_log
 from millstream.audit.runs import open_run
 from millstream.audit.step import audit_step
 from millstream.audit.takedown import take_down
@@ -80,6 +81,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gone = audit_step(open_run(run), open_corpora(open_run(run)), 5).documents["doc_id"][0]
     take_down(run, [Question(by="id", value=gone)], None, Reason(why="asked to", by="cy"))
     feed(run, 23, 30)
+    write_log(run, "Nodes ran **hot**. <img src=x onerror=hack()>", {}, "dee")
+    write_log(run, None, {"plan": "# The plan\n\nTrain.", "risks": f"# Risks\n\n{HOSTILE}"}, "dee")
+    write_log(run, "Data changed", {"plan": "# The plan\n\n- Train on [here](javascript:hack())."}, "dee")
     Page(run, run / "page", Settings()).update()
     return folder
 
@@ -145,12 +149,32 @@ def test_the_page_says_how_the_run_stands(tab: Tab, home: Path) -> None:
         "From step 20 back to step 10",
         "by bob",
         "1 documents taken down",
+        "Nodes ran hot. <img src=x onerror=hack()>",
+        "by dee",
+        "The plan, version 2",
+        "Data changed",
     ):
         assert said in timeline
     assert tab.run("document.querySelectorAll('#loss-chart .line.lost').length") == 2
     about = tab.text("#about")
     assert "dedup/exact" in about
     assert run.run_id[:16] in about
+
+
+def test_papers_are_read_in_every_version(tab: Tab, home: Path) -> None:
+    show(tab, home / "run" / "page")
+    tab.click("#paper-plan summary")
+    tab.wait("!!document.querySelector('#paper-plan .prose')")
+    newest = tab.text("#paper-plan")
+    assert "Train on here." in newest
+    assert "by dee" in newest
+    assert tab.run("document.querySelectorAll('#paper-plan .prose a').length") == 0
+    tab.run(
+        "(() => { const box = document.querySelector('#paper-plan select'); box.value = '1';"
+        "box.dispatchEvent(new Event('change')) })()"
+    )
+    tab.wait("document.querySelector('#paper-plan .prose').innerText.includes('Train.')")
+    assert "not the text" not in tab.text("#paper-plan")
 
 
 def test_hostile_text_stays_text(tab: Tab, home: Path) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 from millstream.audit.feed import check_tripwires, leaf_hashes, step_root, tripwires
 from millstream.audit.ledger import Ledger
 from millstream.audit.losses import LossWriter
+from millstream.audit.notes import take_notes
 from millstream.audit.runs import Run, saved_checkpoint
 from millstream.errors import CheckFailed
 from millstream.mixture.training import Train
@@ -219,6 +220,7 @@ def _record(run: Run, recorder: Recorder, applied: bool, fed: Fed, values: list[
     )
     recorder.metrics.add(step, segment, values)
     recorder.report.log(step, values)
+    take_notes(run.path, recorder.ledger)
     recorder.progress.update(step, loss, next(v.value for v in values if v.name == "tokens_per_s"))
 
 

@@ -21,10 +21,12 @@ from millstream.audit.corpora import open_corpora
 from millstream.audit.heads import head_signer
 from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.losses import LossWriter
+from millstream.audit.notes import record_papers, take_notes
 from millstream.audit.replay import check_recent_roots
 from millstream.audit.runs import Run, SavedCheckpoint, environment, is_run, open_run, require_same
 from millstream.errors import InputError, Interrupted, MillstreamError, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
+from millstream.mixture.papers import read_papers
 from millstream.mixture.training import Train
 from millstream.places import corpus_place, run_folder
 from millstream.stream.corpora import Corpus, open_corpus
@@ -175,6 +177,8 @@ def _begin(
     if step >= last:
         raise UsageError(f"{run_dir}: step {step} is done already; nothing to train up to step {last}")
     record_commitments(ledger, run, open_corpora(run, corpus.root))
+    record_papers(run, ledger, read_papers(recipe, arguments.recipe))
+    take_notes(run_dir, ledger)
     return ledger, Start(attempt=len(run.attempts) + 1, checkpoint=saved, first=step + 1, last=last)
 
 

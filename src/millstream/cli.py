@@ -19,6 +19,7 @@ from millstream.commands import (
     forecast,
     ladder,
     machine,
+    note,
     page,
     plan,
     prove,
@@ -40,7 +41,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (corpus, plan, train, page, change, machine):
+for commands in (corpus, plan, train, page, note, change, machine):
     commands.add_to(app)
 for commands in (diff, replay, search, spike):
     commands.add_to(audit.app)

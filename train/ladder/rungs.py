@@ -18,6 +18,7 @@ from fractions import Fraction
 from typing import Any, Literal
 
 from millstream.errors import RecipeError
+from millstream.mixture.papers import without_papers
 from millstream.mixture.recipe import Mixture, Recipe
 from millstream.mixture.training import Train
 from millstream.stream.freeze import freeze_plan
@@ -164,7 +165,7 @@ def _recipe(hero: Recipe, own: Rung, plan: Plan, vocab: int, width: int, seed: i
         hero.train.optimizer.lr, tokens / own.tokens, width / hero.model.hidden_size, changes, hero, rules.rate
     )
     return Recipe.model_validate(
-        hero.canonical()
+        without_papers(hero).canonical()
         | {
             "name": f"{hero.name}-w{width}" + (f"s{seed}" if seed else ""),
             "mixture": mixture,

@@ -21,6 +21,7 @@ import polars as pl
 from millstream.audit.corpora import open_corpora
 from millstream.audit.heads import heads_of, origin_of
 from millstream.audit.mixture import audit_mixture
+from millstream.audit.notes import papers_of
 from millstream.audit.runs import Run, open_run
 from millstream.errors import MillstreamError, SetupError, UsageError
 from millstream.stream.corpora import Corpora
@@ -165,6 +166,7 @@ class Page:
             "served": False,
             "abandoned": self._abandoned(history),
             **self._timeline(history),
+            "papers": self._papers(run),
             "downloads": write_downloads(self.out, history, mixture, about["recipe"]),
         }
         publish(self.out, "state", state)
@@ -254,6 +256,19 @@ class Page:
             "timeline": {"events": len(found), "tiles": tiles, "revision": len(history.run.records)},
             "marks": marks,
         }
+
+    def _papers(self, run: Run) -> list[dict[str, Any]]:
+        """Publish every version of the papers."""
+        told = []
+        for name, versions in papers_of(run).items():
+            entries = []
+            for paper in versions:
+                publish_text(self.out, f"papers/{name}/{paper.version}", paper.text)
+                body = paper.record.body
+                entry = {"number": paper.version, "seq": paper.record.seq, "sha256": paper.sha256}
+                entries.append(entry | {"who": body["by"], "time": body["time"], "why": body.get("why")})
+            told.append({"name": name, "title": versions[-1].title, "versions": entries})
+        return told
 
     def _abandoned(self, history: History) -> int:
         """Publish the losses of stretches that were given up; returns how many there are."""

@@ -72,8 +72,8 @@ def _told(record: Record, history: History) -> tuple[str, int, str]:
             return "end", int(body["step"]), f"The planned end, step {body['step']}"
         case "note":
             return "note", now, str(body.get("text", ""))[:MOST_TEXT]
-        case "document":
-            return "document", now, f"{body['title']}, version {body['version']}"
+        case "paper":
+            return "paper", now, f"{body['title']}, version {body['version']}"
         case other:
             return other, int(body.get("step", now)), _plainly(body)
 

@@ -11,6 +11,7 @@ from millstream import show
 from millstream.audit.branches import compare_control, control_run
 from millstream.audit.change import reason
 from millstream.audit.corpora import open_corpora
+from millstream.audit.notes import paper_body
 from millstream.audit.runs import Run, is_run, open_run, require_same
 from millstream.audit.step import audit_step
 from millstream.commands.audit import doc_command, mixture_command, step_command, verify_command
@@ -19,6 +20,7 @@ from millstream.commands.options import Cache, CacheSize, CorpusFolder, CorpusPl
 from millstream.commands.plan import required_mixture
 from millstream.errors import CheckFailed, RecipeError, UsageError
 from millstream.mixture.load import load_recipe
+from millstream.mixture.papers import read_papers, without_papers
 from millstream.places import corpus_folder, corpus_place, existing_run, run_folder
 from millstream.stream.corpora import open_corpus
 from millstream.stream.freeze import freeze_plan
@@ -90,6 +92,8 @@ def _train(
         raise RecipeError(f"{recipe_file}: has no 'model' section")
     place, run_dir = corpus_place(recipe, corpus), run_folder(recipe, run)
     # Everything that can be refused is refused before any process starts.
+    for name, text in read_papers(recipe, recipe_file).items():
+        paper_body(name, text)
     opened = open_corpus(place, settings)
     plan = freeze_plan(required_mixture(recipe, recipe_file), opened.manifest, opened.root)
     if hostfile is None:
@@ -123,7 +127,7 @@ def _control(path: Path, at: int, steps: int, num_accelerators: int, hostfile: P
         raise UsageError(f"{path}: has no steps after {at} to compare with; it is at step {run.last_step}")
     new = control_run(path, at, reason("control", None).by)
     recipe_file = new / "recipe.yaml"
-    recipe_file.write_text(yaml.safe_dump(run.recipe.canonical(), sort_keys=False, allow_unicode=True))
+    recipe_file.write_text(yaml.safe_dump(without_papers(run.recipe).canonical(), sort_keys=False, allow_unicode=True))
     root = next(iter(open_corpora(run).values())).root
     _train(recipe_file, num_accelerators, last, hostfile, str(root), new)
     outcome = compare_control(path, new, at)

@@ -9,7 +9,7 @@
     rollback: "M4-5L-5 0L4 5Z",
     alert: "M0-6L6 5L-6 5Z",
     note: "M-4-4H4V4H-4Z",
-    document: "M-4-4H4V4H-4Z",
+    paper: "M-4-4H4V4H-4Z",
     branch: "M-4 5L0-5L4 5",
     control: "M-4 5L0-5L4 5",
     attempt: "M0-3A3 3 0 1 1 0 3A3 3 0 1 1 0-3",
