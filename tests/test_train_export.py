@@ -1,6 +1,7 @@
 """A checkpoint as others load it, and text written by it: the same numbers as ours, and no surprises."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from test_train_model import MODEL, VOCAB, batch
 
 from millstream.audit.corpora import open_corpora
 from millstream.audit.runs import Run, open_run
-from millstream.errors import InputError
+from millstream.errors import InputError, UsageError
 from millstream.files import sha256_file
 from millstream.stream.reader import open_stream
 from millstream.train.export_hf import write_model
+from millstream.train.generate import Sampling, choose, write
 from millstream.train.initial import initialise
 from millstream.train.model import CausalLM
 from millstream.train.moe import moe_layers
+from millstream.train.pretrained import of_folder
 from millstream.train.weights import Pieces, stored_names
 
 transformers = pytest.importorskip("transformers")
@@ -191,3 +194,58 @@ def test_what_the_released_layout_has_no_place_for_is_refused(tmp_path: Path) ->
     pieces = save_by_hand(ours, tmp_path)
     with pytest.raises(InputError, match=r"has no place for, model\.layers\.0\.self_attn\.k_norm\.weight"):
         write_model(tmp_path, pieces, MODEL.model_copy(update={"use_qk_norm": False}), VOCAB, 64, torch.float32, 1000)
+
+
+def test_generate_writes_what_transformers_writes_from_the_run_and_from_the_folder(home: Path, exported: Path) -> None:
+    theirs = transformers.AutoModelForCausalLM.from_pretrained(exported).eval()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(exported)
+    prompts = ("law 0 1. ", "verse")
+    given = [part for prompt in prompts for part in ("--prompt", prompt)]
+    for model in ("run", "hf"):
+        said = json.loads(millstream(home, "generate", model, *given, "--tokens", "12", "--json").stdout)
+        for prompt, told in zip(prompts, said["prompts"], strict=True):
+            (own,) = told["continuations"]
+            tokens = tokenizer(prompt, return_tensors="pt")
+            expected = theirs.generate(**tokens, max_new_tokens=12, do_sample=False, pad_token_id=0)[0]
+            expected = expected[tokens["input_ids"].shape[1] :].tolist()
+            assert own["ids"] == [token for token in expected if token != tokenizer.eos_token_id]
+            assert own["text"] == tokenizer.decode(own["ids"])
+            assert own["ended"] == (expected[-1] == tokenizer.eos_token_id)
+
+
+def test_samples_follow_their_seed_and_their_nucleus(home: Path, exported: Path) -> None:
+    model = of_folder(exported, None, torch.device("cpu"))
+    wide = Sampling(temperature=1.0, top_p=1.0, seed=3)
+    written = [write(model, "news", tokens=10, samples=4, sampling=wide) for _ in range(2)]
+    assert written[0] == written[1]
+    assert len({tuple(one.ids) for one in written[0]}) == 4
+    other = write(model, "news", tokens=10, samples=4, sampling=Sampling(temperature=1.0, top_p=1.0, seed=4))
+    assert other != written[0]
+    narrow = write(model, "news", tokens=10, samples=1, sampling=Sampling(temperature=1.0, top_p=1e-6, seed=3))
+    assert narrow == write(model, "news", tokens=10, samples=1, sampling=Sampling(temperature=0, top_p=1.0, seed=0))
+
+    chances = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    drawn = choose(chances.log().expand(20_000, -1), Sampling(temperature=1.0, top_p=0.7, seed=0), torch.Generator())
+    shares = drawn.bincount(minlength=4) / len(drawn)
+    assert torch.allclose(shares, torch.tensor([0.625, 0.375, 0, 0]), atol=0.015)
+
+
+def test_a_prompt_too_long_or_a_folder_of_another_kind_is_refused(home: Path, exported: Path, tmp_path: Path) -> None:
+    model = of_folder(exported, None, torch.device("cpu"))
+    greedy = Sampling(temperature=0, top_p=1.0, seed=0)
+    with pytest.raises(UsageError, match="the model was trained on 32 in a row"):
+        write(model, "law " * 40, tokens=4, samples=1, sampling=greedy)
+    assert write(model, "<|eos|>", tokens=4, samples=1, sampling=greedy)[0].ids, "ordinary text"
+    config = json.loads((exported / "config.json").read_text())
+    for change, message in (
+        ({"model_type": "llama"}, "only 'glm4_moe' can be run"),
+        ({"n_group": 2}, "n_group is 2; only 1 can be run"),
+        ({"hidden_size": 33}, "hidden_size: Input should be a multiple of 8"),
+    ):
+        (tmp_path / "config.json").write_text(json.dumps(config | change))
+        with pytest.raises(InputError, match=re.escape(message)):
+            of_folder(tmp_path, None, torch.device("cpu"))
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "tokenizer.json").write_bytes((exported / "tokenizer.json").read_bytes())
+    with pytest.raises(InputError, match="its weights cannot be read"):
+        of_folder(tmp_path, None, torch.device("cpu"))

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from millstream.errors import InputError
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+"""By the names that recipes and commands have for them."""
 MASTER = "fp32"
 """The kind of the master weights, which are fp32 whatever the network computes in."""
 BUFFER = "buffer"

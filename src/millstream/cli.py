@@ -17,6 +17,7 @@ from millstream.commands import (
     diff,
     export,
     forecast,
+    generate,
     ladder,
     machine,
     note,
@@ -41,7 +42,7 @@ app = typer.Typer(
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for commands in (corpus, plan, train, page, note, change, machine):
+for commands in (corpus, plan, train, generate, page, note, change, machine):
     commands.add_to(app)
 for commands in (diff, replay, search, spike):
     commands.add_to(audit.app)

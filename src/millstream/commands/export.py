@@ -1,7 +1,7 @@
 """``millstream export``: what a run or a corpus is, in the forms that others read."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import orjson
 import typer
@@ -15,13 +15,11 @@ from millstream.audit.exposures import exposure_slices, open_course
 from millstream.audit.runs import open_run
 from millstream.audit.signing import own_key
 from millstream.canonical import canonical_bytes
-from millstream.commands.options import AsJson, CorpusPlace, RunName, Step
+from millstream.commands.options import AsJson, CorpusPlace, RunName, Step, WeightPrecision
 from millstream.errors import UsageError
 from millstream.files import write_bytes
 from millstream.places import existing_corpus, existing_run
 from millstream.stream.corpora import open_corpus
-
-Precision = Literal["fp32", "bf16"]
 
 app = typer.Typer(help="Write what a run or a corpus is in the forms that others read.", no_args_is_help=True)
 
@@ -117,9 +115,7 @@ def hf_command(
     run_name: RunName,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Folder to make.", show_default=False)],
     step: Step = None,
-    dtype: Annotated[
-        Precision | None, typer.Option(help="Of the weights [default: what the run trains in].", show_default=False)
-    ] = None,
+    dtype: WeightPrecision = None,
     corpus: CorpusPlace = None,
     as_json: AsJson = False,
 ) -> None:
@@ -129,16 +125,15 @@ def hf_command(
 
     millstream export hf demo --step 120 --dtype fp32 --out demo-120
     """
-    import torch
-
     from millstream.train.export_hf import export_hf
     from millstream.train.keeping import checkpoint_to_read
+    from millstream.train.weights import DTYPES
 
     run = open_run(existing_run(run_name))
     saved, index = checkpoint_to_read(run, step)
     held = next(iter(open_corpora(run, corpus).values()))
     precision = dtype or run.recipe.train.precision
-    count = export_hf(run, saved, index, held, out, torch.bfloat16 if precision == "bf16" else torch.float32)
+    count = export_hf(run, saved, index, held, out, DTYPES[precision])
     if as_json:
         show.json({"run": run.name, "step": saved.step, "folder": str(out), "weights": count, "dtype": precision})
         return

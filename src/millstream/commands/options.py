@@ -1,7 +1,7 @@
 """Arguments and options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -33,4 +33,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tabl
 Step = Annotated[
     int | None,
     typer.Option(help="Step of the checkpoint [default: the newest].", min=1, show_default=False),
+]
+WeightPrecision = Annotated[
+    Literal["fp32", "bf16"] | None,
+    typer.Option(help="Of the weights [default: what the run trains in].", show_default=False),
 ]
