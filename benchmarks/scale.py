@@ -50,11 +50,9 @@ def weights_of(sizes: dict[str, int], lift: float) -> dict[str, str]:
     return {name: f"{value / total:.16f}"[:16] for name, value in raw.items() if name != "c22q0"}
 
 
-def marin_plan() -> Any:
-    """The recipe's two phases, frozen; then the swap inside the first."""
+def marin_recipe() -> tuple[Any, Any]:
+    """The mixture's two phases, and the manifest of a corpus that nobody has."""
     from millstream.mixture.recipe import Mixture
-    from millstream.stream.amend import Amendment, amend
-    from millstream.stream.freeze import freeze_plan
     from millstream.tokenize.manifest import DomainManifest, FileEntry, Manifest, TokenizerIdentity
 
     sizes = domain_sizes()
@@ -80,8 +78,23 @@ def marin_plan() -> Any:
             ],
         }
     )
-    plan = freeze_plan(mixture, manifest, Path())
-    return amend(plan, Amendment(from_step=SWAP, weights=weights_of(sizes, 0.7)))
+    return mixture, manifest
+
+
+def swap() -> Any:
+    """The swap inside the first phase."""
+    from millstream.stream.amend import Amendment
+
+    return Amendment(from_step=SWAP, weights=weights_of(domain_sizes(), 0.7))
+
+
+def marin_plan() -> Any:
+    """The two phases, frozen; then the swap."""
+    from millstream.stream.amend import amend
+    from millstream.stream.freeze import freeze_plan
+
+    mixture, manifest = marin_recipe()
+    return amend(freeze_plan(mixture, manifest, Path()), swap())
 
 
 def read_plan(path: Path) -> Any:

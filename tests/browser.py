@@ -1,6 +1,7 @@
 """A real Chromium without a window, spoken to by the DevTools protocol over pipes; no package is needed for it."""
 
 import base64
+import fcntl
 import json
 import os
 import select
@@ -148,14 +149,13 @@ def chromium(profile: Path) -> Iterator[Tab]:
     assert CHROMIUM is not None
     to_browser, our_end = os.pipe()
     our_read, from_browser = os.pipe()
-    # Chromium wants the pipes at 3 and 4; sh need not know descriptors of two digits, bash does.
-    script = f'exec 11<&{to_browser} 12>&{from_browser}; exec "$0" "$@" 3<&11 4>&12 11<&- 12>&-'
+    # Chromium wants the pipes at 3 and 4, so they must not begin there; sh need not know two digits, bash does.
+    ends = [fcntl.fcntl(end, fcntl.F_DUPFD, 20) for end in (to_browser, from_browser)]
+    script = f'exec "$0" "$@" 3<&{ends[0]} 4>&{ends[1]} {ends[0]}<&- {ends[1]}>&-'
     command = ["bash", "-c", script, CHROMIUM, *FLAGS, f"--user-data-dir={profile}"]
-    process = subprocess.Popen(
-        command, pass_fds=(to_browser, from_browser), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    )
-    os.close(to_browser)
-    os.close(from_browser)
+    process = subprocess.Popen(command, pass_fds=ends, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    for end in (to_browser, from_browser, *ends):
+        os.close(end)
     try:
         yield Tab(our_read, our_end)
     finally:

@@ -10,17 +10,23 @@ import axe_playwright_python
 import pytest
 from browser import CHROMIUM, Tab, chromium
 from corpora import build, documents, exclusions, recipe_dict, texts, write_domain, write_jsonl
-from runs import begin, feed
+from runs import begin, feed, loss_at
 
 from millstream.audit.change import Reason, amend_run, roll_back
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import audit_document
+from millstream.audit.ledger import open_ledger
 from millstream.audit.lookup import Question
 from millstream.audit.notes import write_log
 from millstream.audit.runs import open_run
 from millstream.audit.step import audit_step
 from millstream.audit.takedown import take_down
 from millstream.stream.amend import Amendment
+from millstream.train.ladder.folder import FROZEN, Entry, Ladder
+from millstream.train.ladder.registered import FORMAT
+from millstream.train.ladder.rungs import Rules
+from millstream.train.page.forecast import forecast_of
+from millstream.train.page.history import History
 from millstream.train.page.site import Page, Settings
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt-get install chromium")
@@ -68,6 +74,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     build(folder, recipe)
     run = folder / "run"
     begin(folder, run)
+    forecast(run)
     feed(run, 1, 10)
     amend_run(
         run,
@@ -86,6 +93,24 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_log(run, "Data changed", {"plan": "# The plan\n\n- Train on [here](javascript:hack())."}, "dee")
     Page(run, run / "page", Settings()).update()
     return folder
+
+
+def forecast(run: Path) -> None:
+    """Put forecasts on the record, as ``forecast register`` does."""
+    points = [[step, round(loss_at(step) * 1e6), 2_000_000, 6_000_000] for step in range(2, STEPS + 1, 2)]
+    body = {
+        "format": FORMAT,
+        "rungs": [{"name": "small-w16", "active": 12_000, "run": "0" * 64, "head": "0" * 64}],
+        "level": "0.8",
+        "held": [5, 6],
+        "series": [
+            {"name": name, "domain": domain, "points": points}
+            for name, domain in (("loss", None), ("loss_held_out", None), ("loss", "law"))
+        ],
+        "by": "fay",
+    }
+    with open_ledger(run) as ledger:
+        ledger.append("forecast", body)
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +184,39 @@ def test_the_page_says_how_the_run_stands(tab: Tab, home: Path) -> None:
     about = tab.text("#about")
     assert "dedup/exact" in about
     assert run.run_id[:16] in about
+
+
+def test_the_forecast_is_drawn_with_what_it_was_made_from(tab: Tab, home: Path, tmp_path: Path) -> None:
+    show(tab, home / "run" / "page")
+    said = tab.text("#forecast-said")
+    assert "Forecast by fay before the first step, from small-w16 (12.0k active parameters)" in said
+    assert "5 of 6 final losses lay inside the band" in said
+    bands = "document.querySelectorAll('#loss-chart .band.forecast').length"
+    assert tab.run(bands) == 1
+    tab.click("#draw-law")
+    tab.wait(f"{bands} === 2")
+    assert "80% band" in tab.text("#loss-key")
+    run = open_run(home / "run")
+    shutil.copytree(home / "run", tmp_path / "runs" / "small", ignore=shutil.ignore_patterns("page", ".page"))
+    sizes = {"width": 16, "total": 1, "active": 1, "tokens": 1, "steps": STEPS, "batch": 8, "flops": "1", "lr": "1"}
+    rung = Entry(name="small", sections=dict.fromkeys(FROZEN) | run.info["sections"], evaluate_every=None, **sizes)
+    ladder = Ladder(
+        path=tmp_path, hero=rung, rungs=(rung,), rules=Rules(widths=(16,)), corpus="", corpus_id="", digest=""
+    )
+    found = forecast_of(run, ladder)
+    assert found is not None
+    (line,) = found["ladder"]
+    learned = (History(run).learned["loss"] / 1e6).tolist()
+    assert line["steps"].tolist() == [step - 0.5 for step in range(1, 31)]
+    assert line["loss"].tolist() == pytest.approx(learned, rel=1e-4)
+    with open_ledger(tmp_path / "runs" / "small") as ledger:
+        final = {"name": "loss", "domain": None, "forecast": 2_020_000, "measured": 2_000_000, "inside": True}
+        ledger.append("forecast", {"scored": found["hash"], "points": 20, "inside": 19, "finals": [final]})
+    Page(tmp_path / "runs" / "small", tmp_path / "page", Settings(corpus=str(home / "corpus"))).update()
+    show(tab, tmp_path / "page")
+    said = tab.text("#forecast-said")
+    assert "19 of 20 points inside the band; the final loss was forecast as 2.02 and came out as 2, 1.00% off." in said
+    assert "Forecast scored: 19 of 20 points" in tab.text("#timeline-list")
 
 
 def test_papers_are_read_in_every_version(tab: Tab, home: Path) -> None:

@@ -8,6 +8,7 @@
 What was worked out before lies in ``RUN/.page``; it can be removed.
 """
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -26,9 +27,11 @@ from millstream.audit.runs import Run, open_run
 from millstream.errors import MillstreamError, SetupError, UsageError
 from millstream.stream.corpora import Corpora
 from millstream.stream.plan_json import plan_to_json
+from millstream.train.ladder.folder import open_ladder
 from millstream.train.page.about import about_run
 from millstream.train.page.documents import LIMIT, Published, mark_of, publish_documents
 from millstream.train.page.downloads import write_downloads
+from millstream.train.page.forecast import forecast_of
 from millstream.train.page.history import History, nats
 from millstream.train.page.licences import OPEN
 from millstream.train.page.samples import STEPS, Samples
@@ -67,6 +70,8 @@ class Settings:
     """Documents above which their tables are not published."""
     steps: int = STEPS
     """Steps that are shown from the inside, about."""
+    ladder: Path | None = None
+    """Ladder whose rungs are drawn beside the loss."""
 
 
 class Page:
@@ -167,6 +172,7 @@ class Page:
             "abandoned": self._abandoned(history),
             **self._timeline(history),
             "papers": self._papers(run),
+            "forecast": self._forecast(run),
             "downloads": write_downloads(self.out, history, mixture, about["recipe"]),
         }
         publish(self.out, "state", state)
@@ -256,6 +262,15 @@ class Page:
             "timeline": {"events": len(found), "tiles": tiles, "revision": len(history.run.records)},
             "marks": marks,
         }
+
+    def _forecast(self, run: Run) -> str | None:
+        """Publish the registered forecast; returns the hash of what is published."""
+        ladder = open_ladder(self.settings.ladder) if self.settings.ladder is not None else None
+        found = forecast_of(run, ladder)
+        if found is None:
+            return None
+        publish(self.out, "forecast", found)
+        return hashlib.sha256((self.out / "data" / "forecast.js").read_bytes()).hexdigest()[:16]
 
     def _papers(self, run: Run) -> list[dict[str, Any]]:
         """Publish every version of the papers."""

@@ -70,6 +70,11 @@ def _told(record: Record, history: History) -> tuple[str, int, str]:
             return "control", int(body["at"]), f"A control repeats the steps after {body['at']}: {alike}"
         case "end":
             return "end", int(body["step"]), f"The planned end, step {body['step']}"
+        case "forecast" if "scored" in body:
+            return "forecast", now, f"Forecast scored: {body['inside']} of {body['points']} points inside its band"
+        case "forecast":
+            rungs = ", ".join(f"{rung['name']}" for rung in body["rungs"])
+            return "forecast", now, f"Forecast of {len(body['series'])} losses registered, from {rungs}"
         case "note":
             return "note", now, str(body.get("text", ""))[:MOST_TEXT]
         case "paper":

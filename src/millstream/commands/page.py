@@ -23,6 +23,10 @@ def page(
     every: Annotated[float, typer.Option(help="With --serve: seconds between looks at the run.", min=0.2)] = 15.0,
     documents: Annotated[int, typer.Option(help="Publish no tables of more documents than these.", min=0)] = LIMIT,
     steps: Annotated[int, typer.Option(help="Steps shown from the inside, about.", min=0)] = STEPS,
+    ladder: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Draw the rungs of this ladder beside the loss.", show_default=False),
+    ] = None,
     corpus: CorpusPlace = None,
     as_json: AsJson = False,
 ) -> None:
@@ -40,7 +44,7 @@ def page(
 
     path = existing_run(run_name)
     folder = out if out is not None else path / "page"
-    made = Page(path, folder, Settings(corpus=corpus, documents=documents, steps=steps))
+    made = Page(path, folder, Settings(corpus=corpus, documents=documents, steps=steps, ladder=ladder))
     history = made.update()
     index = folder / "index.html"
     if as_json:

@@ -44,8 +44,10 @@
   };
 
   page.showLoss = async function () {
-    if (page.state.abandoned) lost = await page.data("abandoned", page.state.ledger.records);
-    if (page.state.forecast) forecast = await page.data("forecast", page.state.forecast);
+    [lost, forecast] = await Promise.all([
+      page.state.abandoned ? page.data("abandoned", page.state.ledger.records) : [],
+      page.state.forecast ? page.data("forecast", page.state.forecast) : null,
+    ]);
     showRange();
     await chart.draw();
     drawTrack();
@@ -54,9 +56,28 @@
       key("main", "all text, averaged; behind it every step, or the least and most of each bin"),
       has("loss_held_out") ? key("dots", "held-out documents") : null,
       lost.length ? key("lost", "trained, then given up") : null,
-      forecast ? key("forecast", "registered forecast and its band") : null,
+      forecast ? key("forecast", `forecast before the first step, and its ${percent(forecast.level)} band`) : null,
+      forecast && forecast.ladder.length ? key("rung", "smaller runs that it was made from, by how far each was") : null,
     ].filter(Boolean));
+    page.at("forecast-said").hidden = !forecast;
+    if (forecast) page.at("forecast-said").replaceChildren(...told(forecast));
   };
+
+  const percent = (share) => `${page.number(Number(share) * 100)}%`;
+
+  /** What was forecast, by whom, and how it went. */
+  function told({ by, seq, rungs, held, score }) {
+    const from = rungs.map((rung) => `${rung.name} (${page.short(rung.active)} active parameters)`).join(", ");
+    const parts = [`Forecast by ${by} before the first step`, rungs.length ? `, from ${from}` : "", `; record ${seq}. `];
+    if (held[1]) parts.push(`Left out and forecast from the smaller ones, ${held[0]} of ${held[1]} final losses lay inside the band. `);
+    if (score) {
+      const all = score.finals.find((final) => final.name === "loss_held_out" && !final.domain) || score.finals.find((final) => !final.domain);
+      parts.push(`Scored in record ${score.seq}: ${score.inside} of ${page.some(score.points, "point")} inside the band`);
+      if (all) parts.push(`; the final loss was forecast as ${page.number(all.forecast)} and came out as ${page.number(all.measured)}, ${(Math.abs(all.error) * 100).toFixed(2)}% off`);
+      parts.push(".");
+    }
+    return [page.harmless(parts.join(""))];
+  }
 
   function key(style, text) {
     const sign = style === "dots"
@@ -75,11 +96,13 @@
 
   function forecastLines() {
     if (!forecast) return [];
-    const lines = [{
-      label: "forecast", style: "forecast", steps: numbers(forecast.steps), values: numbers(forecast.loss),
-      low: numbers(forecast.low), high: numbers(forecast.high),
-    }];
-    for (const rung of forecast.ladder || []) {
+    const whole = ["loss", "loss_held_out"].find((own) => forecast.curves.some(({ slug }) => slug === own));
+    const shown = forecast.curves.filter(({ slug, domain }) => slug === whole || (slug === "loss-by-domain" && page.chosen.includes(domain)));
+    const lines = shown.map((curve) => ({
+      label: `forecast${curve.domain === null ? "" : ` ${curve.domain}`}${curve.slug === "loss_held_out" ? ", held out" : ""}`, style: "forecast",
+      steps: numbers(curve.steps), values: numbers(curve.loss), low: numbers(curve.low), high: numbers(curve.high),
+    }));
+    for (const rung of forecast.ladder) {
       lines.push({ label: rung.name, style: "rung", steps: numbers(rung.steps), values: numbers(rung.loss) });
     }
     return lines;

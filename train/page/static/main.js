@@ -12,13 +12,9 @@
       ["papers", page.showPapers], ["health", page.showHealth], ["steps", page.showExplorer], ["documents", page.showLookup],
       ["record", page.showRecord], ["about", page.showAbout],
     ];
-    for (const [id, part] of parts) {
+    const [status, loss, ...others] = parts.map(([id, part]) => async () => {
       try {
         await part();
-        if (id === "loss" && !page.drawn) {
-          page.drawn = performance.now();
-          performance.mark("drawn");
-        }
       } catch (error) {
         console.error(error);
         const old = page.at(`${id}-failed`);
@@ -27,7 +23,11 @@
         said.id = `${id}-failed`;
         page.at(id).append(said);
       }
-    }
+    });
+    await status();
+    await loss();
+    page.drawn = page.drawn || performance.now();
+    await Promise.all(others.map((show) => show()));
     page.at("made").replaceChildren("Made ", page.moment(page.state.made), ".");
     document.body.dataset.ready = page.state.made;
   }
