@@ -384,6 +384,8 @@ class Public(Section):
     title: str | None = None
     description: str | None = None
     contact: str | None = None
+    licences: tuple[str, ...] = ()
+    """Licences, beyond those that let anybody pass texts on, whose texts the run's page may show."""
     papers: dict[Name, str] = Field({})
     """Markdown files by name (``plan``, ``risks``, ``failed-designs``), relative to the recipe's folder; each
     version stands in the run's ledger and on its page."""

@@ -49,7 +49,7 @@ SECTIONS: dict[str, Any] = {
         ],
         "limits": {"law": 3000},
     },
-    "public": {"title": "A run of <b>ours</b>", "description": "For tests."},
+    "public": {"title": "A run of <b>ours</b>", "description": "For tests.", "contact": "team@example.org"},
 }
 
 
@@ -88,6 +88,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     gone = audit_step(open_run(run), open_corpora(open_run(run)), 5).documents["doc_id"][0]
     take_down(run, [Question(by="id", value=gone)], None, Reason(why="asked to", by="cy"))
     feed(run, 23, 30)
+    with open_ledger(run) as ledger:
+        alert = {"step": 24, "attempt": 3, "detector": "grad-norm", "name": "grad_norm", "domain": "law"}
+        ledger.append("alert", alert | {"value": "9.1", "limit": "1.2", "text": "9.1 is far above 1.2", "by": "watch"})
     write_log(run, "Nodes ran **hot**. <img src=x onerror=hack()>", {}, "dee")
     write_log(run, None, {"plan": "# The plan\n\nTrain.", "risks": f"# Risks\n\n{HOSTILE}"}, "dee")
     write_log(run, "Data changed", {"plan": "# The plan\n\n- Train on [here](javascript:hack())."}, "dee")
@@ -184,6 +187,9 @@ def test_the_page_says_how_the_run_stands(tab: Tab, home: Path) -> None:
     about = tab.text("#about")
     assert "dedup/exact" in about
     assert run.run_id[:16] in about
+    assert "team@example.org" in about
+    assert "1 alert" in tab.text("#asides")
+    assert "grad-norm (law): 9.1 is far above 1.2" in timeline
 
 
 def test_the_forecast_is_drawn_with_what_it_was_made_from(tab: Tab, home: Path, tmp_path: Path) -> None:
@@ -247,7 +253,7 @@ def test_hostile_text_stays_text(tab: Tab, home: Path) -> None:
     assert shown
     assert tab.run("window.hacked === undefined && ({}).hacked === undefined")
     assert tab.run("document.querySelectorAll('main script, main img, main iframe').length") == 0
-    assert tab.run("[...document.links].every((a) => /^(https?:|file:|#)/.test(a.href))")
+    assert tab.run("[...document.links].every((a) => /^(https?:|file:|mailto:|#)/.test(a.href))")
     assert "\\u202e" in look_up(tab, "x") or True
     assert tab.complaints == []
 

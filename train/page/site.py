@@ -299,7 +299,7 @@ class Page:
 
 
 def _allowed(run: Run) -> tuple[str, ...]:
-    return OPEN
+    return (*OPEN, *run.recipe.public.licences)
 
 
 def _phases(run: Run) -> list[dict[str, Any]]:

@@ -48,6 +48,7 @@ def status(history: History, rates: NDArray[np.float64]) -> dict[str, Any]:
         "ranks": run.attempts[-1].world if run.attempts else None,
         "superseded": int(history.superseded.sum()),
         "skipped_updates": int((learned["applied"] == 0).sum()),
+        "alerts": len(list(run.records.of("alert"))),
         "not_finite": int((~np.isfinite(nats(history.steps))).sum()),
     }
 

@@ -75,6 +75,9 @@ def _told(record: Record, history: History) -> tuple[str, int, str]:
         case "forecast":
             rungs = ", ".join(f"{rung['name']}" for rung in body["rungs"])
             return "forecast", now, f"Forecast of {len(body['series'])} losses registered, from {rungs}"
+        case "alert":
+            where = f" ({body['domain']})" if body.get("domain") else ""
+            return "alert", int(body["step"]), f"{body['detector']}{where}: {body['text']}"
         case "note":
             return "note", now, str(body.get("text", ""))[:MOST_TEXT]
         case "paper":

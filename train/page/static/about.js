@@ -9,6 +9,7 @@
     const libraries = Object.entries(about.environment.libraries).map(([name, version]) => `${name} ${version}`).join(", ");
     page.at("about-facts").replaceChildren(...[
       ["Run", page.hash(about.run_id)],
+      ...(page.state.contact ? [["Contact", contact(page.state.contact)]] : []),
       ["Begun", page.moment(about.created)],
       ["Code", el("span", null, `Millstream ${page.harmless(about.code.version)}, `, page.hash(about.code.digest))],
       ["Plan", page.hash(about.plan_id)],
@@ -21,6 +22,8 @@
     page.at("downloads").replaceChildren(...page.state.downloads.map((file) => el("li", null,
       el("a", { href: `downloads/${encodeURIComponent(file.name)}`, download: file.name }, file.name), ` ${page.bytes(file.bytes)}`, el("br"), el("small", null, file.about))));
   };
+
+  const contact = (text) => (/^[^\s@:]+@[^\s@:]+$/.test(text) ? el("a", { href: `mailto:${encodeURI(text)}` }, page.harmless(text)) : page.outside(text, text));
 
   function corpusOf(corpus) {
     const excluded = (domain) => Object.values(domain.exclusions).reduce((sum, count) => sum + count, 0);

@@ -100,23 +100,39 @@
       el("h3", null, `Step ${page.count(step)}`), el("dl", { class: "facts" }, list), composition(plan, step));
   }
 
-  /** How many rows of each domain, as bars. */
+  const MOST_DOMAINS = 12;
+  const AT_ONCE = 1024;
+
+  /** How many rows of each domain, as bars; a step of many rows is counted while the rest is read. */
   function composition(plan, step) {
+    const list = el("ul", { class: "composition", "aria-label": "Rows by domain" });
+    count(plan, step, list);
+    return list;
+  }
+
+  async function count(plan, step, list) {
+    const own = turn;
     const [first, end] = plan.span(step);
     const counts = new Map();
-    // Of a step of many thousand rows a part says enough; the whole would keep the page waiting.
-    const shown = Math.min(end - first, 4096);
-    for (let row = 0; row < shown; row++) {
-      const { domain } = plan.locate(first + row);
+    for (let index = first; index < end; index++) {
+      const { domain } = plan.locate(index);
       counts.set(domain, (counts.get(domain) || 0) + 1);
+      if ((index - first) % AT_ONCE === AT_ONCE - 1) {
+        await new Promise((resolve) => setTimeout(resolve));
+        if (own !== turn) return;
+      }
     }
-    const sorted = [...counts].sort((a, b) => b[1] - a[1]).slice(0, 12);
-    const most = sorted[0][1];
-    return el("ul", { class: "composition", "aria-label": "Rows by domain" }, sorted.map(([name, count]) => {
+    const sorted = [...counts].sort((a, b) => b[1] - a[1]);
+    const rest = sorted.slice(MOST_DOMAINS);
+    list.replaceChildren(...sorted.slice(0, MOST_DOMAINS).map(([name, rows]) => {
       const bar = el("span", { class: "bar" });
-      bar.style.width = `${(count / most) * 100}%`;
-      return el("li", null, el("span", { class: "who" }, page.harmless(name)), el("span", { class: "rail" }, bar), el("span", { class: "number" }, page.count(count)));
+      bar.style.width = `${(rows / sorted[0][1]) * 100}%`;
+      return el("li", null, el("span", { class: "who" }, page.harmless(name)), el("span", { class: "rail" }, bar), el("span", { class: "number" }, page.count(rows)));
     }));
+    if (rest.length) {
+      const rows = rest.reduce((sum, [, some]) => sum + some, 0);
+      list.append(el("li", { class: "rest" }, el("span", { class: "who" }, `${rest.length} more`), el("span"), el("span", { class: "number" }, page.count(rows))));
+    }
   }
 
   async function rowOf(plan, at, row, first, sample, record) {

@@ -43,7 +43,7 @@
     }
     const worst = Math.max(0, ...page.state.domains.map((domain) => Math.abs(domain.deviation)));
     page.at("mixture-sum").textContent =
-      `${page.some(page.state.domains.length, "domain")}; none strays more than ${page.number(Number(worst.toFixed(2)))} sequences from its exact share of the ${page.count(total)} that were learned.`;
+      `${page.some(page.state.domains.length, "domain")}; none strays more than ${worst.toFixed(2)} sequences from its exact share of the ${page.count(total)} that were learned.`;
     page.at("mixture-find").closest("p").hidden = page.state.domains.length <= 12;
     rows();
     if (page.seriesOf("loss-by-domain")) {

@@ -48,6 +48,7 @@
       now.attempts ? page.some(now.attempts, "start") + (now.ranks ? `, last on ${page.some(now.ranks, "rank")}` : "") : null,
       now.superseded ? `${page.some(now.superseded, "step")} superseded` : null,
       now.skipped_updates ? `${page.some(now.skipped_updates, "update")} not applied` : null,
+      now.alerts ? page.some(now.alerts, "alert") : null,
       now.not_finite ? `${page.some(now.not_finite, "loss", "losses")} not finite` : null,
     ].filter(Boolean);
     page.at("asides").replaceChildren(
