@@ -1,11 +1,14 @@
 """What happened in a run, a line a record: when, where in the steps, by whom, why, and the record that says so."""
 
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Any
 
 from millstream.audit.ledger import Record
 from millstream.train.page.history import History
 
+MOST_WEIGHTS = 12
+"""Weights of an amendment that are named in its sentence."""
 MOST_TEXT = 20_000
 """Characters of a note that the page shows."""
 
@@ -20,6 +23,9 @@ def events(history: History) -> Iterator[dict[str, Any]]:
         kind, step, said = _told(record, history)
         body = record.body
         event = {"seq": record.seq, "hash": record.hash, "kind": kind, "step": step, "said": said}
+        weights = body.get("amendment", {}).get("weights") or {}
+        if len(weights) > MOST_WEIGHTS:
+            event["more"] = ["weights", ", ".join(f"{name} {share}" for name, share in weights.items())]
         for name, field in (("why", "why"), ("who", "by"), ("time", "time")):
             if body.get(field):
                 event[name] = str(body[field])[:MOST_TEXT]
@@ -107,7 +113,15 @@ def amendment_text(amendment: dict[str, Any]) -> str:
     """What an amendment changes, in words."""
     parts = []
     if amendment.get("weights"):
-        parts.append("weights " + ", ".join(f"{name} {share}" for name, share in amendment["weights"].items()))
+        weights = amendment["weights"]
+        shown = list(weights.items())
+        if len(weights) > MOST_WEIGHTS:
+            largest = sorted(shown, key=lambda item: -_share(item[1]))[:5]
+            shown = [(name, share if share.startswith("=") else f"{float(share):.4g}") for name, share in largest]
+        said = ", ".join(f"{name} {share}" for name, share in shown)
+        parts.append(
+            f"weights of {len(weights)} domains, most {said}" if len(shown) < len(weights) else f"weights {said}"
+        )
     if amendment.get("batch"):
         parts.append(f"{amendment['batch']} sequences a step")
     if amendment.get("skip"):
@@ -118,6 +132,11 @@ def amendment_text(amendment: dict[str, Any]) -> str:
         tokens = sum(span["end"] - span["start"] for span in amendment["takedowns"])
         parts.append(f"{len(amendment['takedowns'])} documents taken down, {tokens:,} tokens")
     return "; ".join(parts)
+
+
+def _share(weight: str) -> Fraction:
+    """A weight as a number; an exact count of sequences goes by its count."""
+    return Fraction(weight.lstrip("="))
 
 
 def _plainly(body: dict[str, Any]) -> str:

@@ -7,7 +7,20 @@
     grad_norm: ["Gradient norm", ""],
     lr: ["Learning rate", ""],
     tokens_per_s: ["Pace", "tokens a second"],
+    step_s: ["Time a step", "seconds"],
+    loading_s: ["Waiting for data", "seconds a step"],
+    checkpoint_s: ["Writing checkpoints", "seconds"],
+    mfu: ["Use of the accelerators", "of their peak"],
+    memory: ["Memory of the accelerators", "bytes, at most"],
+    host_memory: ["Memory of the host", "bytes"],
+    total_tokens: ["Tokens", ""],
     expert_load_max: ["Busiest expert", "times the mean load, averaged over layers"],
+    expert_load_entropy: ["Evenness of experts", "entropy of their load, 1 is even"],
+    drop_rate: ["Dropped", "of all choices of experts"],
+    router_bias_max: ["Largest bias", "of any expert"],
+    router_z_loss: ["Router z-loss", ""],
+    z_loss: ["Z-loss", ""],
+    bits_per_byte_held_out: ["Held-out text", "bits a byte"],
   };
   const GROUPS = [
     ["Norms", /norm/],
@@ -28,17 +41,22 @@
         if (drawn.has(series.slug)) continue;
         const figure = el("div", null);
         place(names.length > FEW ? group : "all", n).append(figure);
-        const [title, unit] = KNOWN[series.name] || [series.name.replace(/[_/]+/g, " "), ""];
+        const [title, unit] = KNOWN[series.name] || [plain(series.name), ""];
         const chart = page.chart(figure, {
           id: `health-${series.slug}`, title: page.harmless(title), unit, height: 150, smooth: series.name !== "lr",
           lines: () => [{ slug: series.slug, label: "", style: "main" }],
         });
-        drawn.set(series.slug, chart);
+        drawn.set(series.slug, { figure, chart });
       }
     }
     page.at("health-none").hidden = names.length > 0;
-    return Promise.all([...drawn.values()].map((chart) => chart.draw()));
+    return draw();
   };
+
+  /** Draw what can be seen: what is folded away loads nothing. */
+  const draw = () => Promise.all([...drawn.values()].filter(({ figure }) => figure.offsetParent).map(({ chart }) => chart.draw()));
+
+  const plain = (name) => name.replace(/[_/]+/g, " ").replace(/^./, (first) => first.toUpperCase());
 
   /** The grid of a group; what goes beyond the first few is folded away. */
   function place(group, n) {
@@ -49,7 +67,7 @@
     }
     if (group === "all" || n < SHOWN) return page.at(id);
     if (!page.at(`${id}-more`)) {
-      page.at(id).after(el("details", null, el("summary", null, "More"), el("div", { id: `${id}-more`, class: "small-charts" })));
+      page.at(id).after(el("details", { toggle: draw }, el("summary", null, "More"), el("div", { id: `${id}-more`, class: "small-charts" })));
     }
     return page.at(`${id}-more`);
   }

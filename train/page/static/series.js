@@ -68,13 +68,18 @@
   // --- the range of steps that all charts show ---
 
   const listeners = [];
+  const EARLY = 0.4;
+  const ROOM = 1.15;
 
   page.range = {
     first: 1,
     last: 1,
     /** True while the whole run is shown, however long it becomes. */
     whole: true,
+    /** True until somebody chooses: a run that has just begun is shown as far as it is, with some room. */
+    open: true,
     set(first, last) {
+      this.open = false;
       const total = page.state.status.steps;
       const span = Math.max(8, Math.round(last - first));
       this.first = Math.max(1, Math.min(Math.round(first), total - span));
@@ -87,7 +92,10 @@
     },
     /** Follow a run that became longer, where all of it is shown; who draws anyway needs no call. */
     fit() {
-      if (this.whole) [this.first, this.last] = [1, page.state.status.steps];
+      const { step, steps } = page.state.status;
+      const early = this.open && step < steps * EARLY && !page.state.forecast;
+      if (this.open || this.whole) [this.first, this.last] = [1, early ? Math.min(steps, Math.max(50, Math.ceil(step * ROOM))) : steps];
+      if (this.open) this.whole = !early;
     },
     on: (listener) => listeners.push(listener),
   };

@@ -95,6 +95,7 @@
       el("div", { class: "when" }, el("span", { class: "step" }, `step ${page.count(event.step)}`), el("span", { class: "kind" }, page.harmless(event.kind))),
       el("div", { class: "what" },
         note ? page.markdown(event.said) : el("p", null, page.harmless(event.said)),
+        event.more ? el("details", null, el("summary", null, page.harmless(`All ${event.more[0]}`)), el("p", { class: "by" }, page.harmless(event.more[1]))) : null,
         event.why && !["plan", "control"].includes(event.why) ? el("p", { class: "why" }, page.harmless(event.why)) : null,
         page.said(about, { class: "by" })));
   }
