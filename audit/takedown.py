@@ -64,7 +64,7 @@ def find_gone(run: Run, corpora: Corpora, asked: Sequence[Question]) -> tuple[Go
                 doc_id=audit.document["doc_id"],
                 span=span,
                 exposures=audit.exposures,
-                clean_checkpoint=_newest_before(run, min(seen)) if seen else run.last_step,
+                clean_checkpoint=newest_before(run, min(seen)) if seen else run.last_step,
             )
     return tuple(found.values())
 
@@ -120,6 +120,7 @@ def _covers(run: Run, span: Span) -> bool:
     return at >= span.end
 
 
-def _newest_before(run: Run, step: int) -> int:
+def newest_before(run: Run, step: int) -> int:
+    """The newest checkpoint on disk from before a step; 0 where only the initial state is."""
     there = [c.step for c in run.checkpoints if not run.given_up(c) and (run.path / c.path).is_dir()]
     return max((s for s in there if s < step), default=0)

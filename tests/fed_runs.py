@@ -28,7 +28,7 @@ MIXTURE: dict[str, Any] = {
 }
 
 
-def start(home: Path, *, counts: tuple[int, ...] = (80, 60, 30), **sections: Any) -> Path:
+def start(home: Path, *, counts: tuple[int, ...] = (80, 60, 30), signer: str | None = None, **sections: Any) -> Path:
     """Build a corpus of small shards in ``home/corpus`` and begin the run ``home/run``, returned."""
     for name, count in zip(DOMAINS, counts, strict=True):
         write_domain(home / "in", name, count)
@@ -36,18 +36,18 @@ def start(home: Path, *, counts: tuple[int, ...] = (80, 60, 30), **sections: Any
     recipe["corpus"] |= {"shard_bytes": 4096, "chunk_bytes": 512}
     recipe["corpus"]["domains"][1]["holdout"] = 0.1
     build(home, recipe)
-    begin(home, "run")
+    begin(home, "run", signer)
     return home / "run"
 
 
-def begin(home: Path, name: str) -> Path:
+def begin(home: Path, name: str, signer: str | None = None) -> Path:
     """Begin a run of ``home/recipe.yaml`` over ``home/corpus``."""
     import yaml
 
     loaded = write_recipe(home / "recipe.yaml", yaml.safe_load((home / "recipe.yaml").read_text()))
     corpus = open_corpus(home / "corpus")
     assert loaded.mixture is not None
-    create_run(home / name, loaded, freeze_plan(loaded.mixture, corpus.manifest, corpus.root), corpus)
+    create_run(home / name, loaded, freeze_plan(loaded.mixture, corpus.manifest, corpus.root), corpus, signer=signer)
     return home / name
 
 

@@ -6,14 +6,19 @@ from typing import Annotated, Any
 import typer
 
 from millstream import show
+from millstream.audit.certificate import takedown_statement
 from millstream.audit.change import reason
 from millstream.audit.corpora import open_corpora
+from millstream.audit.export_intoto import envelope_of
 from millstream.audit.lookup import Question, question, question_from_file
 from millstream.audit.runs import open_run
+from millstream.audit.signing import own_key
 from millstream.audit.takedown import Gone, find_gone, take_down, takedown_report
+from millstream.canonical import canonical_bytes
 from millstream.commands.change import By, Why
-from millstream.commands.options import AsJson, RunName
+from millstream.commands.options import AsJson, CorpusPlace, RunName
 from millstream.errors import UsageError
+from millstream.files import write_bytes
 from millstream.places import existing_run
 
 app = typer.Typer(
@@ -66,13 +71,25 @@ def apply_command(
 
 
 @app.command("report")
-def report_command(run_name: RunName, as_json: AsJson = False) -> None:
+def report_command(
+    run_name: RunName,
+    certificate: Annotated[
+        Path | None, typer.Option("--certificate", metavar="FILE", help="Write it signed, for those who asked.")
+    ] = None,
+    corpus: CorpusPlace = None,
+    as_json: AsJson = False,
+) -> None:
     """Every takedown of a run: since when, why, what was seen before, and that nothing was fed after.
 
-    Example: millstream takedown report demo --json
+    Examples: millstream takedown report demo --json
+
+    millstream takedown report demo --certificate takedown.intoto.json
     """
     run = open_run(existing_run(run_name))
     reports = takedown_report(run)
+    if certificate is not None:
+        statement = takedown_statement(run, open_corpora(run, corpus))
+        write_bytes(certificate, canonical_bytes(envelope_of(statement, own_key())) + b"\n")
     if as_json:
         show.json({"run": run.name, "run_id": run.run_id, "head": run.records[-1].hash, "takedowns": reports})
         return
@@ -87,6 +104,8 @@ def report_command(run_name: RunName, as_json: AsJson = False) -> None:
         show.line(f"  {entry['why']} · by {entry['by']} · record {entry['record']}, {entry['hash'][:16]}")
         steps = ", ".join(map(str, entry["steps_before"][:20])) or "never"
         show.line(f"  seen before: {entry['seen_before']} (steps {steps}) · after: {entry['fed_or_planned_after']}")
+    if certificate is not None:
+        show.line(f"signed certificate: {certificate}")
 
 
 def _questions(asked: list[str] | None, files: list[Path] | None) -> list[Question]:
