@@ -261,6 +261,12 @@ def look(page: Path, last: int) -> dict[str, float]:
         tab.run(f"page.openStep({last // 3})")
         tab.wait(f"document.querySelector('#step-result h3').textContent.replace(/\\D/g, '') === '{last // 3}'")
         found["step_s"] = time.perf_counter() - began
+        began = time.perf_counter()
+        tab.click("#record-check")
+        tab.wait("page.at('record-check').textContent === 'Check again'", 600)
+        found["check_s"] = time.perf_counter() - began
+        outcomes = tab.run("[...document.querySelectorAll('#record-result li')].map((li) => li.className)")
+        assert "wrong" not in outcomes, tab.text("#record-result")
     return found
 
 
