@@ -13,7 +13,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+def _chromium() -> str | None:
+    """The system's browser, else one that Playwright installed."""
+    for name in ("chromium", "chromium-browser", "google-chrome"):
+        if found := shutil.which(name):
+            return found
+    cache = Path(os.environ.get("PLAYWRIGHT_BROWSERS_PATH") or Path.home() / ".cache" / "ms-playwright")
+    return next((str(path) for path in sorted(cache.glob("chromium*/chrome-linux*/chrome"))), None)
+
+
+CHROMIUM = _chromium()
 FLAGS = (
     "--headless",
     "--no-sandbox",

@@ -31,7 +31,9 @@ from millstream.train.page.history import History
 from millstream.train.page.serve import Follow, make_server
 from millstream.train.page.site import Page, Settings
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here; apt-get install chromium")
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium here; apt-get install chromium, or playwright install chromium"
+)
 
 STEPS = 40
 DOMAINS = ("law", "news", "verse")
