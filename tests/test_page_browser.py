@@ -383,6 +383,15 @@ def test_what_was_altered_is_found(
     assert said in words
 
 
+def test_a_record_without_its_heads_is_left_open(tab: Tab, home: Path, tmp_path: Path) -> None:
+    shutil.copytree(home / "run", tmp_path / "run", ignore=shutil.ignore_patterns("page", ".page", "log"))
+    Page(tmp_path / "run", tmp_path / "page", Settings(corpus=str(home / "corpus"))).update()
+    show(tab, tmp_path / "page")
+    outcome, words = check_record(tab)["Heads"]
+    assert outcome == "skipped"
+    assert "no head of theirs lies here" in words
+
+
 def test_a_sample_that_was_altered_is_not_proved(tab: Tab, home: Path, tmp_path: Path) -> None:
     shutil.copytree(home / "run" / "page", tmp_path / "page")
     path = tmp_path / "page" / "data" / "samples" / "7.js"

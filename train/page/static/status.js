@@ -26,7 +26,7 @@
       figure("Step", page.count(now.step), `of ${page.count(now.steps)}`),
       figure("Tokens", page.short(now.tokens), `of ${page.short(now.tokens + now.tokens_left)}`),
       now.loss === null ? null : figure("Loss", page.number(now.loss), "nats a token"),
-      now.state === "finished" || now.eta_s === null
+      !now.tokens_per_s ? null : now.state === "finished" || now.eta_s === null
         ? figure("Pace", page.short(now.tokens_per_s), "tokens a second")
         : figure("Left", page.duration(now.eta_s), `at ${page.short(now.tokens_per_s)} tokens a second`),
     ].filter(Boolean));
