@@ -17,7 +17,7 @@ demo: $(VENV)/.demo
 
 ladder: $(VENV)/.demo
 	$(BIN)/millstream build recipes/ladder.yaml
-	$(BIN)/millstream ladder make recipes/ladder.yaml --widths 64,128,192,256
+	$(BIN)/millstream ladder make recipes/ladder.yaml --widths 96,128,160,192 --batch constant
 	$(BIN)/millstream ladder run recipes/ladder.yaml
 	$(BIN)/millstream ladder fit recipes/ladder.yaml
 	$(BIN)/millstream ladder forecast recipes/ladder.yaml

@@ -10,6 +10,7 @@ floats, so that the bytes are the same everywhere. One process writes at a time.
 import fcntl
 import os
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from millstream.errors import CheckFailed, InputError, SetupError, UsageError
 
 FILE = "ledger.jsonl"
 FIRST = "0" * 64
+PATIENCE_S = 0.5
 _STATED = re.compile(rb'"hash":"([0-9a-f]{64})","kind":"[a-z]+","prev":"[0-9a-f]{64}","seq":[0-9]+}\n$')
 KINDS = (
     "run",
@@ -137,7 +139,7 @@ def open_ledger(run_dir: Path) -> Ledger:
     # Unbuffered: a failed write must not leave bytes behind that a later flush would bring out.
     file = path.open("r+b", buffering=0)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _lock(file)
     except OSError as error:
         file.close()
         raise UsageError(f"{path}: another process is writing to this run; wait for it or stop it") from error
@@ -160,6 +162,20 @@ def open_ledger(run_dir: Path) -> Ledger:
     if torn:
         ledger.append("note", {"text": f"cut off {torn} bytes of an incomplete last record", "by": "millstream"})
     return ledger
+
+
+def being_written(run_dir: Path) -> bool:
+    """Whether some process holds a run's ledger for writing."""
+    try:
+        file = (run_dir / FILE).open("rb")
+    except OSError:
+        return False
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def read_ledger(run_dir: Path) -> Iterator[Record]:
@@ -256,6 +272,20 @@ def move_ledger(old: Path, new: Path) -> None:
     if (old / ledger_index.FILE).exists():
         (old / ledger_index.FILE).replace(new / ledger_index.FILE)
     (old / FILE).rename(new / FILE)
+
+
+def _lock(file: BinaryIO) -> None:
+    # A watcher holds a ledger for moments only: a run that starts in one of them must not fail over it.
+    end = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= end:
+                raise
+            time.sleep(0.02)
+        else:
+            return
 
 
 def _open_index(run_dir: Path, ledger: BinaryIO) -> IndexWriter:

@@ -27,6 +27,7 @@ COMMANDS = [
     "status",
     "page",
     "note",
+    "watch",
 ]
 PROOFS = [["prove", c] for c in ("include", "absent", "consistent", "record", "index")] + [
     ["key", "new"],

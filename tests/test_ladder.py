@@ -350,4 +350,4 @@ def test_the_ladders_recipe_is_over_the_demos_corpus() -> None:
     demo, hero = (load_recipe(ROOT / "recipes" / f"{name}.yaml") for name in ("demo", "ladder"))
     assert demo.section_digests()["corpus"] == hero.section_digests()["corpus"]
     assert hero.model is not None
-    assert {64, 128, 192, 256} <= set(possible_widths(hero.model))
+    assert {96, 128, 160, 192} <= set(possible_widths(hero.model))

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from millstream.audit.alerts import take_alerts
 from millstream.audit.feed import check_tripwires, leaf_hashes, step_root, tripwires
 from millstream.audit.ledger import Ledger
 from millstream.audit.losses import LossWriter
@@ -32,11 +33,11 @@ from millstream.train.evaluate import held_out_losses
 from millstream.train.keeping import Shelf, prune
 from millstream.train.metrics import MetricsWriter, Value
 from millstream.train.moe import routers
-from millstream.train.optimizer import set_rates
+from millstream.train.optimizer import rate_of, set_rates
 from millstream.train.progress import TrainProgress
 from millstream.train.report import Report
 from millstream.train.requests import Requests
-from millstream.train.router import StepRouting, balance, routing_numbers
+from millstream.train.router import balance, routing_numbers
 from millstream.train.schedule import rates_at
 from millstream.train.watchdog import Watchdog
 
@@ -108,9 +109,9 @@ def train_steps(
     gates = routers(engine.module)
     total = stream.plan.total_steps
     allocate = page_locked if engine.device.type == "cuda" else np.empty
-    step, skipped = first - 1, 0
+    step, skipped, ready = first - 1, 0, time.perf_counter()
     for batch in stream.iterate(first, last, rank, world, ahead=AHEAD, dtype=np.int64, allocate=allocate):
-        step, began = batch.step, time.perf_counter()
+        step, loading = batch.step, time.perf_counter() - ready
         rates = rates_at(batch.step, stream.plan, train.optimizer, train.schedule)
         set_rates(engine, rates)
         set_batch(engine, stream.plan.batch_of(batch.step))
@@ -120,7 +121,8 @@ def train_steps(
         # What routers made of numbers that were not finite says nothing of the experts.
         routing = balance(gates, train.router_bias_rate if applied else 0.0)
         skipped = 0 if applied else skipped + 1
-        numbers = _numbers(engine, stream, fed, routing, rates.lr, time.perf_counter() - began)
+        numbers = _numbers(engine, stream, fed, loading, time.perf_counter() - ready)
+        numbers += [Value(name=name, value=value) for name, value in routing_numbers(routing, gates).items()]
         if train.evaluate_every and (batch.step % train.evaluate_every == 0 or batch.step == total):
             watchdog.beat(f"evaluating after step {step}")
             numbers += held_out_losses(engine, stream, train.micro_batch)
@@ -139,6 +141,7 @@ def train_steps(
         watchdog.beat(f"reading step {step + 1}")
         if asked.stop:
             break
+        ready = time.perf_counter()
     watchdog.beat("sealing the last checkpoint", slow=True)
     _keep(saver, train, recorder)
     return step
@@ -182,16 +185,18 @@ def _gather(mine: Tensor) -> Tensor:
     return torch.cat(everyone)
 
 
-def _numbers(engine: Any, stream: Stream, fed: Fed, routing: StepRouting, rate: float, seconds: float) -> list[Value]:
+def _numbers(engine: Any, stream: Stream, fed: Fed, loading: float, seconds: float) -> list[Value]:
+    """A step's numbers; ``seconds`` from the end of the one before, of which ``loading`` were waiting for data."""
     norm = engine.get_global_grad_norm()
     tokens = len(fed.losses) * stream.plan.seq_len
     values = [
         Value(name="loss", value=float(fed.losses.mean())),
         Value(name="grad_norm", value=float(norm) if norm is not None else math.nan),
-        Value(name="lr", value=rate),
+        Value(name="lr", value=rate_of(engine)),
         Value(name="tokens_per_s", value=tokens / seconds),
+        Value(name="step_s", value=seconds),
+        Value(name="loading_s", value=loading),
     ]
-    values += [Value(name=name, value=value) for name, value in routing_numbers(routing).items()]
     for number in np.unique(fed.domains).tolist():
         own = fed.losses[fed.domains == number]
         domain = stream.plan.domains[number]
@@ -221,6 +226,7 @@ def _record(run: Run, recorder: Recorder, applied: bool, fed: Fed, values: list[
     recorder.metrics.add(step, segment, values)
     recorder.report.log(step, values)
     take_notes(run.path, recorder.ledger)
+    recorder.report.warn(take_alerts(run.path, recorder.ledger))
     recorder.progress.update(step, loss, next(v.value for v in values if v.name == "tokens_per_s"))
 
 

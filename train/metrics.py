@@ -67,11 +67,19 @@ class MetricsWriter:
         fold_live(self.folder)
 
 
-def read_metrics(run_dir: Path) -> pl.DataFrame:
-    """All numbers of a run (``SCHEMA``), those of superseded steps too, sorted by attempt and step."""
+def read_metrics(run_dir: Path, since: int = 1) -> pl.DataFrame:
+    """All numbers of a run (``SCHEMA``), those of superseded steps too, sorted by attempt and step.
+
+    Args:
+        run_dir: the run's folder.
+        since: only of this step and later ones; files that hold none of them are passed over by their statistics.
+    """
     folder = run_dir / "metrics"
-    parts = [pl.read_parquet(path, schema=SCHEMA) for path in sorted(folder.glob("*-*-*.parquet"))]
-    return pl.concat([pl.DataFrame(schema=SCHEMA), *parts, read_live(folder / "live.jsonl")]).sort("attempt", "step")
+    later = pl.col("step") >= since
+    paths = sorted(folder.glob("*-*-*.parquet"))
+    parts = [pl.scan_parquet(paths, schema=SCHEMA).filter(later).collect()] if paths else []
+    live = read_live(folder / "live.jsonl").filter(later)
+    return pl.concat([pl.DataFrame(schema=SCHEMA), *parts, live]).sort("attempt", "step", maintain_order=True)
 
 
 def current(metrics: pl.DataFrame) -> pl.DataFrame:

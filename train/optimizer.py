@@ -91,6 +91,12 @@ def set_rates(engine: Any, rates: Rates) -> None:
         group["momentum"] = rates.momentum
 
 
+def rate_of(engine: Any) -> float:
+    """The learning rate that the last step moved with, without the groups' scales."""
+    rates: list[float] = [group["lr"] / s for group in engine.optimizer.param_groups if (s := group["lr_scale"])]
+    return rates[0] if rates else 0.0
+
+
 def empty_state(method: str, flat: Tensor, updates: int) -> dict[str, Any]:
     """A method's state of a flat partition before its first step; ``updates`` is AdamW's count of steps."""
     state: dict[str, Any] = {kind: torch.zeros_like(flat, requires_grad=False) for kind in STATES[method]}

@@ -7,6 +7,7 @@ goes on.
 
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from millstream.audit.runs import Run
@@ -62,6 +63,11 @@ class Report:
     def log(self, step: int, values: list[Value]) -> None:
         """Send a step's numbers."""
         self._try("log", {"global_step": step} | {wandb_name(v): v.value for v in values})
+
+    def warn(self, alerts: Sequence[Mapping[str, Any]]) -> None:
+        """Pass on alerts of the ledger."""
+        for alert in alerts:
+            self._try("alert", f"step {alert['step']}: {alert['detector']}", str(alert["text"]))
 
     def finish(self) -> None:
         """Close the run."""

@@ -141,11 +141,12 @@ def total_pending(routers: Sequence[Router]) -> Tensor:
     return pending
 
 
-def routing_numbers(routing: StepRouting) -> dict[str, float]:
-    """A step's routing in numbers, means over layers.
+def routing_numbers(routing: StepRouting, routers: Sequence[Router] = ()) -> dict[str, float]:
+    """A step's routing in numbers, means over layers if nothing else is said.
 
-    ``expert_load_max``: the highest load over the mean. ``expert_load_entropy``: entropy of the load over that of an
-    even one. ``drop_rate``: dropped of all choices.
+    ``expert_load_max``: the highest load over the mean. ``expert_load_min``: the lowest of all layers, over the mean.
+    ``expert_load_entropy``: entropy of the load over that of an even one. ``drop_rate``: dropped of all choices.
+    ``router_bias_max``: the largest correction bias of any of the ``routers``.
     """
     if not routing.load.numel():
         return {}
@@ -153,8 +154,11 @@ def routing_numbers(routing: StepRouting) -> dict[str, float]:
     total = load.sum(-1).clamp(min=1)
     share = load / total[:, None]
     numbers = {"expert_load_max": float((share.max(-1).values * load.shape[-1]).mean())}
+    numbers["expert_load_min"] = float(share.min()) * load.shape[-1]
     if load.shape[-1] > 1:
         entropy = torch.special.entr(share).sum(-1) / torch.log(torch.tensor(float(load.shape[-1])))
         numbers["expert_load_entropy"] = float(entropy.mean())
     numbers["drop_rate"] = float((routing.dropped / total).mean())
+    if routers:
+        numbers["router_bias_max"] = max(float(r.e_score_correction_bias.abs().max()) for r in routers)
     return numbers

@@ -29,6 +29,7 @@ from millstream.commands import (
     spike,
     takedown,
     train,
+    watch,
 )
 from millstream.errors import MillstreamError
 from millstream.files import FULL_OR_FORBIDDEN
@@ -53,6 +54,7 @@ app.add_typer(ladder.app, name="ladder")
 app.add_typer(forecast.app, name="forecast")
 app.add_typer(prove.app, name="prove")
 app.add_typer(prove.keys, name="key")
+app.command("watch")(watch.watch_command)
 app.command()(prove.check)
 app.command()(prove.sign)
 

@@ -74,7 +74,7 @@ def make_command(
 ) -> None:
     """Derive the rungs of a recipe: narrower, else the same, with as many tokens per active parameter.
 
-    Example: millstream ladder make recipes/ladder.yaml --widths 64,128,192,256
+    Example: millstream ladder make recipes/ladder.yaml --widths 96,128,160,192
     """
     hero = load_recipe(recipe_file)
     if hero.model is None:
