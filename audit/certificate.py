@@ -4,6 +4,7 @@ An in-toto statement (v1) in a DSSE envelope, as of ``millstream.audit.export_in
 signed heads around its record, so that whoever holds an older head can see that nothing else was changed.
 """
 
+from dataclasses import asdict
 from typing import Any
 
 import polars as pl
@@ -57,6 +58,7 @@ def takedown_statement(run: Run, corpora: Corpora) -> dict[str, Any]:
                 "exposures_before": report["seen_before"],
                 "steps_before": steps,
                 "exposures_after": report["fed_or_planned_after"],
+                "redaction": _redaction(run, corpora, report["redaction"]),
                 "last_checkpoint_without": clean,
                 "head_before": before[-1] if before else None,
                 "head_after": after[0],
@@ -72,6 +74,17 @@ def takedown_statement(run: Run, corpora: Corpora) -> dict[str, Any]:
             "head": note,
         },
     }
+
+
+def _redaction(run: Run, corpora: Corpora, seq: int | None) -> dict[str, Any] | None:
+    """By which record a document left the corpus, and the files as they were sealed and as they are."""
+    if seq is None:
+        return None
+    record = run.records[seq]
+    listed = corpora[record.body["corpus_id"]].manifest.redactions
+    files = [asdict(file) for file in listed.files] if listed else []
+    named = {n: record.body[n] for n in ("corpus_id", "redactions", "why", "by")}
+    return {"record": seq, "hash": record.hash, **named, "files": files}
 
 
 def _documents(corpora: Corpora, span: Span) -> list[dict[str, str]]:

@@ -142,7 +142,7 @@ def documents_table(root: Path, shard: Shard) -> pl.DataFrame:
 
 
 def token_digests(root: Path, manifest: Manifest, domain: DomainManifest, table: pl.DataFrame) -> list[bytes]:
-    """SHA-256 of each document's tokens as u32, little-endian; documents lie end to end."""
+    """SHA-256 of each document's tokens as u32, little-endian; of redacted ones as they were. They lie end to end."""
     reader = open_domain(root, domain, manifest.tokenizer.dtype, domain.tokens)
     assert isinstance(reader, DomainReader)
     starts = table["token_start"].to_numpy()
@@ -155,6 +155,12 @@ def token_digests(root: Path, manifest: Manifest, domain: DomainManifest, table:
         borders = ((ends[at:until] - starts[at]) * 4).tolist()
         digests += [hashlib.sha256(view[a:b]).digest() for a, b in zip([0, *borders], borders, strict=False)]
         at = until
+    redacted = manifest.redactions.documents if manifest.redactions else ()
+    if was := {d.token_start: d.tokens_sha256 for d in redacted if d.domain == domain.name}:
+        return [
+            bytes.fromhex(was[start]) if start in was else found
+            for start, found in zip(starts.tolist(), digests, strict=True)
+        ]
     return digests
 
 

@@ -40,6 +40,7 @@ KINDS = (
     "rollback",
     "branch",
     "control",
+    "redaction",
     "alert",
     "note",
     "paper",

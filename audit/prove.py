@@ -15,6 +15,7 @@ from millstream.audit.ledger import FILE, Record, stated_hashes
 from millstream.audit.lookup import Question, find
 from millstream.audit.merkle import consistency_path, inclusion_path, levels_of
 from millstream.audit.records import FedStep
+from millstream.audit.replay import stored_leaves, with_stored
 from millstream.audit.runs import Run
 from millstream.audit.verifier import EMPTY, FORMAT, Head, Refused, leaf_hash, open_head
 from millstream.canonical import canonical_bytes
@@ -81,7 +82,9 @@ def prove_included(run: Run, corpora: Corpora, asked: Question, step: int, *, to
     assert isinstance(corpus.root, Path)
     at = document_path(corpus.root, corpus.manifest, domain, row["shard_number"], start)
     batch = open_stream(plan, corpora.values()).batch(step)
-    leaves = [bytes(leaf) for leaf in leaf_hashes(batch.indices, batch.tokens, batch.buried)]
+    stored = stored_leaves(run)
+    derived = leaf_hashes(batch.indices, batch.tokens, batch.buried)
+    leaves = [bytes(leaf) for leaf in with_stored(derived, stored, fed.seq)]
     levels = levels_of(leaves)
     if levels[-1][0].hex() != fed.root:
         raise InputError(
@@ -89,7 +92,10 @@ def prove_included(run: Run, corpora: Corpora, asked: Question, step: int, *, to
         )
     seen = plan.exposures(domain, start, start + row["n_tokens"], corpus.manifest.corpus_id)
     rows = []
-    for number in sorted({int(r) for r, s in zip(seen.row.tolist(), seen.step.tolist(), strict=True) if s == step}):
+    numbers = sorted({int(r) for r, s in zip(seen.row.tolist(), seen.step.tolist(), strict=True) if s == step})
+    if tokens and any((fed.seq, number) in stored for number in numbers):
+        raise UsageError(f"{run.path}: tokens of these rows were redacted; prove it with --no-tokens")
+    for number in numbers:
         shown = {"tokens": _encoded(batch.tokens[number])} if tokens else {}
         path = [h.hex() for h in inclusion_path(levels, number)]
         rows.append({"row": number, "leaf": leaves[number].hex(), "path": path} | shown)

@@ -83,8 +83,12 @@ def take_down(path: Path, asked: Sequence[Question], from_step: int | None, give
 
 
 def takedown_report(run: Run) -> list[dict[str, Any]]:
-    """Every takedown of a run, with what was seen before it and what is fed after it, from the plans and records."""
+    """Every takedown of a run, with what was seen before it and what is fed after it, from the plans and records.
+
+    ``redaction`` is the record by which the document left the corpus.
+    """
     reports = []
+    redactions = [(record.seq, record.body["spans"]) for record in run.records.of("redaction")]
     for record in run.records.of("segment"):
         if not record.body.get("amendment", {}).get("takedowns"):
             continue
@@ -106,6 +110,7 @@ def takedown_report(run: Run) -> list[dict[str, Any]]:
                     "seen_before": len(before),
                     "steps_before": sorted({e.step for e in before}),
                     "fed_or_planned_after": len(after),
+                    "redaction": next((seq for seq, spans in redactions if raw in spans), None),
                 }
             )
     return reports

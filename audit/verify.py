@@ -5,6 +5,8 @@ plans        each amended plan is the one before it, amended as recorded, and no
 heads        every signed head's signature, and that the records it covers are the ledger's; the log's tiles
 steps        each attempt continues where its checkpoint ended; index ranges are the plan's
 corpus       every file's size and SHA-256, the manifest's own identity
+redactions   where something was redacted: the list is the ledger's, the documents are gone, and only leaves of rows
+             that they were in are taken from the ledger
 commitments  the roots of keys and documents that the ledger has of each corpus, computed again
 checkpoints  every file that a checkpoint record names, where the checkpoint was not removed
 losses       the losses of every step's sequences, where the file was not removed
@@ -25,6 +27,7 @@ from millstream.audit.ledger import FILE, check_chain, stated_hashes
 from millstream.audit.ledger_index import FILE as INDEX
 from millstream.audit.losses import check_losses
 from millstream.audit.records import fed_step, index_fits, scan_records
+from millstream.audit.redaction import check_redactions
 from millstream.audit.replay import replay
 from millstream.audit.runs import Run
 from millstream.errors import CheckFailed, InputError, UsageError
@@ -68,6 +71,8 @@ def verify_run(run: Run, place: Root | str | None = None) -> Iterator[Check]:
         return _files(corpora)
 
     yield _check("corpus", open_and_check)
+    if any(c.manifest.redactions for c in corpora.values()) or next(run.records.of("redaction"), None):
+        yield _check("redactions", lambda: check_redactions(run, corpora))
     yield _check("commitments", lambda: _commitments(run, corpora))
     yield _check("checkpoints", lambda: _checkpoints(run))
     yield _check("losses", lambda: check_losses(run))

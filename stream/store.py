@@ -27,7 +27,8 @@ from numpy.typing import NDArray
 from millstream.errors import InputError, MillstreamError, SetupError, UsageError
 from millstream.stream.cache import ShardCache
 from millstream.stream.remote import Fetch, Reply, StoreSettings, open_fetch
-from millstream.tokenize.manifest import MANIFEST, FileEntry, Manifest, parse_manifest
+from millstream.tokenize.manifest import MANIFEST, FileEntry, Manifest, parse_manifest, with_redactions
+from millstream.tokenize.redactions import REDACTIONS, parse_redactions
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -90,7 +91,14 @@ class Store:
             reply = self._fetch(MANIFEST, 0, None, None)
         except InputError as error:
             raise UsageError(f"{self.url}: no corpus here ({error})") from error
-        return parse_manifest(reply.data, f"{self.url}/{MANIFEST}")
+        manifest = parse_manifest(reply.data, f"{self.url}/{MANIFEST}")
+        try:
+            reply = self._fetch(REDACTIONS, 0, None, None)
+        except (InputError, SetupError):
+            # Nothing was redacted; if there were a list that cannot be read, the files would not be the manifest's.
+            return manifest
+        where = f"{self.url}/{REDACTIONS}"
+        return with_redactions(manifest, parse_redactions(reply.data, where), where)
 
     def read(self, entry: FileEntry) -> bytes:
         """A whole file, verified.

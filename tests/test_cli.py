@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from corpora import recipe_dict, write_domain, write_jsonl, write_recipe
 
-TAKEDOWNS = [["takedown", name] for name in ("plan", "apply", "report")]
+TAKEDOWNS = [["takedown", t] for t in ("plan", "apply", "redact", "report")]
 COMMANDS = [
     "check",
     "sign",
@@ -26,6 +26,7 @@ COMMANDS = [
     "doctor",
     "status",
     "page",
+    "generate",
     "note",
     "watch",
 ]

@@ -25,6 +25,7 @@ from millstream.tokenize.encode import encode_units
 from millstream.tokenize.lock import ready_tokenizer
 from millstream.tokenize.manifest import MANIFEST, Manifest
 from millstream.tokenize.publish import place_shards, read_mark, shard_units
+from millstream.tokenize.redactions import REDACTIONS
 from millstream.tokenize.report import write_report
 from millstream.tokenize.seal import seal, sealed
 from millstream.tokenize.tokenizer import Encoder, encoder_of
@@ -77,8 +78,13 @@ def build_corpus(
 
     Raises:
         MillstreamError: bad input, a full disk, a missing package; the corpus is as before or unfinished,
-            never half new and sealed.
+            never half new and sealed. Or documents were redacted from it.
     """
+    if (root / REDACTIONS).exists():
+        raise UsageError(
+            f"{root}: documents were redacted from it, and a build would bring them back; leave them out of the "
+            "sources and build into another folder (--corpus DIR)"
+        )
     corpus = recipe.corpus
     inputs = find_inputs(corpus, base)
     warnings = check_before(corpus, inputs, base, root, allow_code=allow_code)

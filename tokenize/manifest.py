@@ -5,7 +5,8 @@ executor), so it depends on the recipe and the inputs alone. Every number is cou
 files that were written.
 """
 
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ import orjson
 from millstream.canonical import canonical_bytes, digest
 from millstream.errors import InputError, UsageError
 from millstream.files import sha256_file, write_bytes
+from millstream.tokenize.redactions import REDACTIONS, Redactions, read_redactions
 
 FORMAT = "millstream-corpus/1"
 MANIFEST = "corpus.json"
@@ -108,6 +110,8 @@ class Manifest:
     build: dict[str, Any]
     duplicates: tuple[FileEntry, ...] = ()
     """Which document stays for each duplicate that was dropped, and which sentences were cut."""
+    redactions: Redactions | None = None
+    """What was written over since; the entries of those files are as they are now. No part of the corpus id."""
 
     def domain(self, name: str) -> DomainManifest:
         """The domain of that name.
@@ -145,8 +149,11 @@ def file_entry(root: Path, path: Path) -> FileEntry:
 
 
 def to_json(manifest: Manifest) -> dict[str, Any]:
-    """The manifest as JSON values, with its format line."""
-    body = asdict(manifest)
+    """The manifest as it was sealed, as JSON values, with its format line."""
+    redacted = manifest.redactions.files if manifest.redactions else ()
+    sealed = {f.path: FileEntry(path=f.path, bytes=f.sealed_bytes, sha256=f.sealed_sha256) for f in redacted}
+    body = asdict(_with_entries(manifest, sealed) if sealed else manifest)
+    del body["redactions"]
     if not manifest.duplicates:
         # As in corpora that were built before there was such a table: their digests stay what they were.
         del body["duplicates"]
@@ -159,18 +166,37 @@ def write_manifest(root: Path, manifest: Manifest) -> None:
 
 
 def read_manifest(root: Path) -> Manifest:
-    """Read the manifest of a built corpus.
+    """Read the manifest of a built corpus, with what was redacted since.
 
     Raises:
         UsageError: there is no corpus here, or it is not finished.
-        InputError: the manifest is damaged or of a newer format.
+        InputError: the manifest or the list of redactions is damaged or of a newer format.
     """
     path = root / MANIFEST
     try:
         data = path.read_bytes()
     except OSError as error:
         raise UsageError(f"{root}: no corpus here (no {MANIFEST}); run 'millstream build RECIPE' first") from error
-    return parse_manifest(data, str(path))
+    manifest = parse_manifest(data, str(path))
+    redactions = read_redactions(root)
+    return manifest if redactions is None else with_redactions(manifest, redactions, str(root / REDACTIONS))
+
+
+def with_redactions(manifest: Manifest, redactions: Redactions, where: str) -> Manifest:
+    """A sealed manifest with the entries of redacted files as they are now.
+
+    Raises:
+        InputError: the redactions are of another corpus or of files that it does not have.
+    """
+    if redactions.corpus_id != manifest.corpus_id:
+        raise InputError(f"{where}: is of corpus {redactions.corpus_id[:16]}, this is {manifest.corpus_id[:16]}")
+    sealed = {entry.path: entry for entry in manifest.files()}
+    for file in redactions.files:
+        known = sealed.get(file.path)
+        if known is None or (known.bytes, known.sha256) != (file.sealed_bytes, file.sealed_sha256):
+            raise InputError(f"{where}: names the file '{file.path}', which the corpus does not have so")
+    now = {f.path: FileEntry(path=f.path, bytes=f.bytes, sha256=f.sha256) for f in redactions.files}
+    return replace(_with_entries(manifest, now), redactions=redactions)
 
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
@@ -245,3 +271,14 @@ def _from_json(raw: dict[str, Any]) -> Manifest:
 def _shard(raw: dict[str, Any]) -> Shard:
     entries = {name: FileEntry(**raw[name]) for name in ("tar", "documents", "chunks")}
     return Shard(**{**raw, **entries})
+
+
+def _with_entries(manifest: Manifest, entries: Mapping[str, FileEntry]) -> Manifest:
+    """The manifest with other entries for some files of its shards, by path."""
+
+    def changed(shard: Shard) -> Shard:
+        tar, documents = (entries.get(entry.path, entry) for entry in (shard.tar, shard.documents))
+        return replace(shard, tar=tar, documents=documents)
+
+    domains = [replace(domain, shards=tuple(map(changed, domain.shards))) for domain in manifest.domains]
+    return replace(manifest, domains=tuple(domains))

@@ -22,6 +22,7 @@ from millstream.audit.heads import head_signer
 from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.losses import LossWriter
 from millstream.audit.notes import record_papers, take_notes
+from millstream.audit.redaction import bury_redacted
 from millstream.audit.replay import check_recent_roots
 from millstream.audit.runs import Run, SavedCheckpoint, environment, is_run, open_run, require_same
 from millstream.errors import InputError, Interrupted, MillstreamError, RecipeError, UsageError
@@ -164,6 +165,7 @@ def _begin(
         forget(run_dir)
     if not is_run(run_dir):
         begin_run(run_dir, recipe, plan, corpus)
+    bury_redacted(run_dir, open_corpora(open_run(run_dir), corpus.root))
     ledger = stack.enter_context(open_ledger(run_dir))
     run = open_run(run_dir)
     require_same(run, recipe, plan)

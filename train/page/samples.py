@@ -15,6 +15,7 @@ import polars as pl
 
 from millstream.audit.feed import leaf_hashes
 from millstream.audit.merkle import inclusion_path, levels_of
+from millstream.audit.replay import stored_leaves, with_stored
 from millstream.canonical import digest
 from millstream.stream.corpora import Corpora
 from millstream.stream.documents import documents_of
@@ -38,9 +39,7 @@ PROVED_TOKENS = 1 << 15
 
 
 def sampled_steps(history: History, steps: int = STEPS) -> list[int]:
-    """The learned steps that are shown: evenly over the plan, and the first after each change of course; of 0 none."""
-    if not steps:
-        return []
+    """The learned steps that are shown: evenly over the plan, and the first after each change of course."""
     total = history.run.plan.total_steps
     stride = max(1, -(-total // steps))
     wanted = set(range(1, total + 1, stride)) | {total}
@@ -86,7 +85,9 @@ class Samples:
             self._streams[plan.plan_id] = open_stream(plan, corpora.values())
         stream = self._streams[plan.plan_id]
         batch = stream.batch(step)
-        leaves = [bytes(leaf) for leaf in leaf_hashes(batch.indices, batch.tokens, batch.buried)]
+        stored = stored_leaves(run)
+        derived = leaf_hashes(batch.indices, batch.tokens, batch.buried)
+        leaves = [bytes(leaf) for leaf in with_stored(derived, stored, seq)]
         levels = levels_of(leaves)
         shown = min(ROWS, len(leaves))
         located = plan.locate(batch.indices[:shown])
@@ -99,7 +100,7 @@ class Samples:
             own = documents.filter(pl.col("row") == row)
             stretches = [_stretch(entry, batch, decode, special, allowed) for entry in own.iter_rows(named=True)]
             buried = batch.buried[batch.buried[:, 0] == row][:, 1:].tolist()
-            whole = all(s["text"] is not None for s in stretches) and not buried
+            whole = all(s["text"] is not None for s in stretches) and not buried and (seq, row) not in stored
             proved = whole and (row + 1) * (plan.seq_len + 1) <= PROVED_TOKENS
             rows.append(
                 {

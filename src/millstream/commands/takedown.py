@@ -11,6 +11,7 @@ from millstream.audit.change import reason
 from millstream.audit.corpora import open_corpora
 from millstream.audit.export_intoto import envelope_of
 from millstream.audit.lookup import Question, question, question_from_file
+from millstream.audit.redaction import redact_documents
 from millstream.audit.runs import open_run
 from millstream.audit.signing import own_key
 from millstream.audit.takedown import Gone, find_gone, take_down, takedown_report
@@ -20,6 +21,7 @@ from millstream.commands.options import AsJson, CorpusPlace, RunName
 from millstream.errors import UsageError
 from millstream.files import write_bytes
 from millstream.places import existing_run
+from millstream.stream.amend import Span
 
 app = typer.Typer(
     help="Take documents down: what was seen of them, and that they are fed no more.", no_args_is_help=True
@@ -70,6 +72,47 @@ def apply_command(
     show.line(f"taken down from step {run.plan.amendments[-1]['from_step']} on, record {run.records[-1].seq}")
 
 
+@app.command("redact")
+def redact_command(
+    run_name: RunName,
+    why: Why,
+    asked: Documents = None,
+    file: Texts = None,
+    by: By = None,
+    corpus: CorpusPlace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write over documents in the corpus that were taken down; what was recorded of them still verifies.
+
+    It cannot be undone. By default all that the run has taken down; of every run here that reads the corpus the ledger
+    says so.
+
+    Example: millstream takedown redact demo --why "request of 3 May"
+    """
+    run = open_run(existing_run(run_name))
+    corpora = open_corpora(run, corpus)
+    if asked or file:
+        spans = [document.span for document in find_gone(run, corpora, _questions(asked, file))]
+    else:
+        spans = [Span(**entry["span"]) for entry in takedown_report(run) if entry["in_force"]]
+    if not spans:
+        raise UsageError(f"{run.path}: nothing is taken down; millstream takedown apply {run.path} ... --why WHY")
+    done = {
+        corpus_id: redact_documents(
+            run.path, corpora[corpus_id], [s for s in spans if s.corpus_id == corpus_id], reason(why, by)
+        )
+        for corpus_id in dict.fromkeys(span.corpus_id for span in spans)
+    }
+    if as_json:
+        show.json({"run": run.name, "corpora": done})
+        return
+    for corpus_id, found in done.items():
+        show.line(f"corpus {corpora[corpus_id].root}: {found.documents} redacted in all; {', '.join(found.files)}")
+        show.line(f"  recorded in {', '.join(found.runs)}")
+        if found.removed:
+            show.line(f"  removed for the texts in them: {', '.join(found.removed)}")
+
+
 @app.command("report")
 def report_command(
     run_name: RunName,
@@ -98,6 +141,7 @@ def report_command(
     for entry in reports:
         span = entry["span"]
         state = "in force" if entry["in_force"] else "undone"
+        state += f" · redacted, record {entry['redaction']}" if entry["redaction"] is not None else ""
         show.line(
             f"{span['domain']} tokens {span['start']:,} to {span['end']:,} · from step {entry['from_step']} · {state}"
         )
