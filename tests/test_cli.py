@@ -29,6 +29,7 @@ COMMANDS = [
     "generate",
     "note",
     "watch",
+    "incident",
 ]
 PROOFS = [["prove", c] for c in ("include", "absent", "consistent", "record", "index")] + [
     ["key", "new"],

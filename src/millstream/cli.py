@@ -55,6 +55,7 @@ app.add_typer(forecast.app, name="forecast")
 app.add_typer(prove.app, name="prove")
 app.add_typer(prove.keys, name="key")
 app.command("watch")(watch.watch_command)
+app.command("incident")(watch.incident_command)
 app.command()(prove.check)
 app.command()(prove.sign)
 

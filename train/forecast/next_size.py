@@ -4,7 +4,7 @@ A band is the root of the sum of three squares, all as shares of the loss:
 
 - calibration: the largest size is left out and forecast from the smaller ones, as often as two remain; the 80% quantile
   of the absolute errors, each divided by ln(N left out / largest N kept), times that distance of the target. Errors are
-  pooled over all series (domains, evaluations), since one series has only one or two.
+  pooled over series (domains, evaluations), since one series has only one or two.
 - asymptote: half the difference of the forecasts with E at 0.3 and at 0.7 of the smallest loss.
 - noise: 1.28 standard deviations, of replicates (same size, other seed) or of the fit's residuals, whichever is larger.
 
@@ -63,7 +63,13 @@ class NextSize:
     calibrated: bool
 
 
-def forecast_size(ladder: Ladder, size: float, group: int = 0, asymptotes: Floats | None = None) -> NextSize:
+def forecast_size(
+    ladder: Ladder,
+    size: float,
+    group: int = 0,
+    asymptotes: Floats | None = None,
+    pools: NDArray[np.int64] | None = None,
+) -> NextSize:
     """Forecast every series of a ladder at a size.
 
     Args:
@@ -71,6 +77,7 @@ def forecast_size(ladder: Ladder, size: float, group: int = 0, asymptotes: Float
         size: active parameters of the run to forecast.
         group: its ratio of tokens to parameters, as in ``ladder.group``.
         asymptotes: E of each series in nats, (series,); half of its smallest loss by default, NaN for a free E.
+        pools: number of the pool of each series, (series,): errors calibrate their own pool. One pool by default.
     """
     lowest = ladder.losses.min(0)
     fixed = ASYMPTOTE * lowest if asymptotes is None else asymptotes
@@ -79,7 +86,11 @@ def forecast_size(ladder: Ladder, size: float, group: int = 0, asymptotes: Float
     table = np.array([_values(_fit(ladder, share * lowest), size, group) for share in ASYMPTOTES])
     rates = _rolling_errors(ladder, fixed / lowest)
     distance = abs(np.log(size / ladder.sizes[-1]))
-    calibration = (_quantile(rates) if len(rates) else 0.0) * distance * value
+    pool = np.zeros(len(value), np.int64) if pools is None else pools
+    quantile = np.zeros(len(value))
+    for number in set(pool.tolist()) if len(rates) else ():
+        quantile[pool == number] = _quantile(rates[:, pool == number].ravel())
+    calibration = quantile * distance * value
     sensitivity = np.abs(table[-1] - table[0]) / 2
     noise = NORMAL * np.maximum(replicate_noise(ladder), [law.fit.rms for law in laws]) * value
     return NextSize(
@@ -118,8 +129,8 @@ def _values(laws: tuple[LadderLaw, ...], size: float, group: int) -> list[float]
 
 
 def _rolling_errors(ladder: Ladder, shares: Floats) -> Floats:
-    """Absolute relative errors a unit of ln(size), of every size that two smaller ones forecast: (m,)."""
-    errors: list[float] = []
+    """Absolute relative errors a unit of ln(size), of every run whose size two smaller ones forecast: (m, series)."""
+    errors: list[Floats] = []
     for size in ladder.sizes[2:]:
         smaller = ladder.below(size)
         laws = _fit(smaller, shares * smaller.losses.min(0))
@@ -128,7 +139,7 @@ def _rolling_errors(ladder: Ladder, shares: Floats) -> Floats:
             group = int(ladder.group[row])
             if group in smaller.group:
                 forecast = np.array(_values(laws, size, group))
-                errors += (np.abs(forecast / ladder.losses[row] - 1) / distance).tolist()
+                errors.append(np.abs(forecast / ladder.losses[row] - 1) / distance)
     return np.array(errors)
 
 

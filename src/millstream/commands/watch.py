@@ -12,15 +12,21 @@ from millstream.audit.alerts import identity, raise_alerts
 from millstream.audit.corpora import open_corpora
 from millstream.audit.ledger import being_written
 from millstream.audit.runs import Run, open_run
+from millstream.commands.audit import open_run_and_corpora
 from millstream.commands.options import AsJson, CorpusPlace, RunName
+from millstream.commands.spike import By
 from millstream.errors import CheckFailed
 from millstream.places import existing_run
+from millstream.stream.corpora import Corpora
 from millstream.train.ladder.folder import open_ladder
 from millstream.train.watch.alarms import Settings
+from millstream.train.watch.incident import incident_json, incident_of, write_incident
 from millstream.train.watch.tell import check_command, check_url, post, run_command
-from millstream.train.watch.watching import Watch, alarms_of, alert_body, idle
+from millstream.train.watch.watching import Watch, alarms_of, alert_body, bundle_place, idle
 
 Alert = dict[str, Any]
+OF_DATA = ("loss", "domain", "grad-norm", "grad-ema", "non-finite")
+"""Detectors whose alerts may be the fault of the step's documents."""
 
 
 def watch_command(
@@ -37,6 +43,9 @@ def watch_command(
         str | None, typer.Option(metavar="COMMAND", help="Run for every new alert, which it reads as JSON.")
     ] = None,
     webhook: Annotated[str | None, typer.Option(metavar="URL", help="Post every new alert there as JSON.")] = None,
+    bundle: Annotated[
+        bool, typer.Option("--bundle", help="Gather an incident bundle for steps whose numbers spoke.")
+    ] = False,
     corpus: CorpusPlace = None,
     as_json: AsJson = False,
 ) -> None:
@@ -56,7 +65,7 @@ def watch_command(
     run = open_run(path)
     watch = Watch(
         settings=Settings(),
-        corpora=open_corpora(run, corpus) if replay else None,
+        corpora=open_corpora(run, corpus) if replay or bundle else None,
         replay=replay,
         ladder=open_ladder(ladder) if ladder is not None else None,
     )
@@ -70,6 +79,8 @@ def watch_command(
         found += fresh
         for alert in fresh:
             _tell(run, alert, words, url, as_json and live)
+        if bundle and watch.corpora is not None:
+            _bundle(open_run(path), watch.corpora, fresh)
         judged = _next_step(run, judged)
         if not live or run.finished or (not training and run.last_step):
             break
@@ -102,6 +113,13 @@ def _next_step(run: Run, judged: int) -> int:
     return min(max(judged, 1), newest + 1) if run.last_step < judged else run.last_step + 1
 
 
+def _bundle(run: Run, corpora: Corpora, fresh: list[Alert]) -> None:
+    for step in sorted({alert["step"] for alert in fresh if alert["detector"] in OF_DATA}):
+        folder = bundle_place(run, step)
+        write_incident(incident_of(run, corpora, step), folder)
+        typer.echo(f"incident bundle: {folder}", err=True)
+
+
 def _tell(run: Run, alert: Alert, words: list[str] | None, url: str | None, as_lines: bool) -> None:
     told = {"run": run.name} | alert
     if as_lines:
@@ -117,3 +135,30 @@ def _print(run: Run, found: list[Alert]) -> None:
     columns = ("step", "detector", "domain", "value", "limit", "text")
     if found:
         show.table(None, columns, [[alert[name] for name in columns] for alert in found])
+
+
+def incident_command(
+    run_name: RunName,
+    step: Annotated[int, typer.Argument(help="Step, from 1.", min=1)],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="DIR", help="Folder of the bundle [default: RUN/incidents/step-N]."),
+    ] = None,
+    by: Annotated[By, typer.Option(help="Rank documents by the loss they added, or by their share of it.")] = By.excess,
+    documents: Annotated[int, typer.Option(help="Documents to name.", min=1)] = 20,
+    corpus: CorpusPlace = None,
+    as_json: AsJson = False,
+) -> None:
+    """Gather what is known of a step that went wrong: documents, mix against plan, the way back.
+
+    Example: millstream incident demo 118
+    """
+    run, corpora = open_run_and_corpora(run_name, corpus)
+    incident = incident_of(run, corpora, step, by.value, documents)
+    folder = output if output is not None else bundle_place(run, step)
+    write_incident(incident, folder, documents)
+    if as_json:
+        show.json(incident_json(incident, documents))
+        return
+    show.line((folder / "incident.md").read_text())
+    show.line(f"bundle: {folder}")
