@@ -126,7 +126,7 @@ def test_commands_in_the_docs_exist_with_their_options(page: Path) -> None:
 
 
 def test_every_shipped_recipe_loads() -> None:
-    recipes = sorted((ROOT / "recipes").glob("*.yaml"))
+    recipes = sorted((ROOT / "recipes").rglob("*.yaml"))
     assert recipes
     for path in recipes:
         assert load_recipe(path).name

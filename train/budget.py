@@ -23,7 +23,12 @@ class Job:
 
     def footprint(self) -> Footprint:
         """Bytes a rank needs."""
-        return footprint(self.model, self.vocab_size, self.train, self.ranks, self.seq_len)
+        return footprint(self.model, self.vocab_size, self.train, self.ranks, self.seq_len, self.micro_batches)
+
+    @property
+    def micro_batches(self) -> int:
+        """Of a rank in a step."""
+        return self.batch // (self.ranks * self.train.micro_batch)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +60,9 @@ def exchange(job: Job, cluster: Cluster | None) -> Exchange:
     tokens = job.train.micro_batch * job.seq_len
     width = 2 if job.train.precision == "bf16" else 4
     sent = tokens * model.num_experts_per_tok * model.hidden_size * width * (ep - 1) // ep
-    exchanges = 4
+    exchanges = 6 if job.train.activation_checkpointing else 4
     layers = model.num_hidden_layers - model.first_k_dense_replace
-    micro_batches = job.batch // (job.ranks * job.train.micro_batch)
-    total = sent * exchanges * layers * micro_batches
+    total = sent * exchanges * layers * job.micro_batches
     # A group that spans domains is as slow as its slowest link.
     link = None if cluster is None else cluster.link if cluster.domain % ep == 0 else cluster.network
     return Exchange(
@@ -78,7 +82,7 @@ def reduced_bytes(job: Job) -> int:
     experts, rest = size.experts // job.train.expert_parallel, size.total - size.experts
     replicas = job.ranks // job.train.expert_parallel
     width = 2 if job.train.precision == "bf16" else 4
-    times = 1 if job.train.zero_stage == 1 else job.batch // (job.ranks * job.train.micro_batch)
+    times = 1 if job.train.zero_stage == 1 else job.micro_batches
     return times * width * (experts * (replicas - 1) // replicas + rest * (job.ranks - 1) // job.ranks)
 
 
@@ -172,6 +176,8 @@ def _knobs(job: Job, cluster: Cluster) -> list[tuple[str, Job]]:
     for stage in range(train.zero_stage + 1, 4):
         if stage < 3 or train.optimizer.kind == "adamw":
             change(f"zero_stage {stage}", zero_stage=stage)
+    if not train.activation_checkpointing:
+        change("activation_checkpointing true", activation_checkpointing=True)
     for micro in (n for n in range(train.micro_batch - 1, 0, -1) if train.micro_batch % n == 0):
         change(f"micro_batch {micro}", micro_batch=micro)
     wider = [n for n in range(train.expert_parallel + 1, job.ranks + 1) if model.n_routed_experts % n == 0]
@@ -225,7 +231,8 @@ def costs(job: Job, cluster: Cluster | None, mfu: float | None, steps: int, toke
         },
         "flops": {
             "per_token": flops.total,
-            "total": flops.total * tokens,
+            # Larger than the integers of most JSON readers.
+            "total": float(flops.total * tokens),
             "formula": flops_formula(job.model, job.vocab_size, job.seq_len, tokens),
         },
         "memory": {

@@ -26,7 +26,8 @@ def cost_rows(facts: dict[str, Any]) -> Iterator[Row]:
     if (time := facts["time"]) is not None:
         yield "step", f"{time['step_s']:,.2f} s at {time['mfu']:.1%} of {time['peak_flops']:.3e} FLOP/s a rank"
         yield "throughput", f"{time['tokens_per_s']:,.0f} tokens/s, {time['tokens_per_s'] / facts['ranks']:,.0f} a rank"
-        yield "run", f"{time['days']:,.1f} days without stops"
+        length = f"{time['days']:,.1f} days" if time["days"] >= 2 else f"{24 * time['days']:,.1f} hours"
+        yield "run", f"{length} without stops"
     traffic = facts["traffic"]
     if traffic["all_to_all_bytes_per_layer"]:
         yield (
