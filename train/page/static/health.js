@@ -15,6 +15,7 @@
     host_memory: ["Memory of the host", "bytes"],
     total_tokens: ["Tokens", ""],
     expert_load_max: ["Busiest expert", "times the mean load, averaged over layers"],
+    expert_load_min: ["Idlest expert", "times the mean load, of all layers"],
     expert_load_entropy: ["Evenness of experts", "entropy of their load, 1 is even"],
     drop_rate: ["Dropped", "of all choices of experts"],
     router_bias_max: ["Largest bias", "of any expert"],
@@ -25,7 +26,7 @@
   const GROUPS = [
     ["Norms", /norm/],
     ["Routing", /expert|router|route|moe|drop|load|balance/],
-    ["Pace and schedule", /^lr$|_per_s$|second|mfu|rate/],
+    ["Pace and schedule", /^lr$|_s$|second|mfu|rate|memory|total_tokens/],
     ["Other", /./],
   ];
   const SHOWN = 6;
