@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 DIGITS = 5
 """Significant digits of a number on the page; charts show no more."""
 
-_ESCAPES = str.maketrans({"\\": "\\\\", "'": "\\'", "\n": "\\n", "\r": "\\r", "\u2028": "\\u2028", "\u2029": "\\u2029"})
+# The backslash first. One replacement after the other: a translation table takes ten times as long over a ledger.
+_ESCAPES = (("\\", "\\\\"), ("'", "\\'"), ("\n", "\\n"), ("\r", "\\r"), ("\u2028", "\\u2028"), ("\u2029", "\\u2029"))
 
 
 def publish(out: Path, name: str, value: Any) -> bool:
@@ -32,7 +33,9 @@ def publish_text(out: Path, name: str, text: str) -> bool:
 
 def script(name: str, text: str) -> str:
     """The file that hands a text to the page."""
-    return f"page.loaded(\"{name}\",'{text.translate(_ESCAPES)}')\n"
+    for sign, escaped in _ESCAPES:
+        text = text.replace(sign, escaped)
+    return f"page.loaded(\"{name}\",'{text}')\n"
 
 
 def write_changed(path: Path, data: bytes) -> bool:
