@@ -20,6 +20,7 @@ from millstream.audit.corpora import open_corpora
 from millstream.audit.heads import head_signer
 from millstream.audit.ledger import FILE, move_ledger, open_ledger
 from millstream.audit.losses import copy_losses
+from millstream.audit.replay import stored_leaves
 from millstream.audit.runs import Run, code_digest, environment, is_run, open_run, place_of
 from millstream.errors import InputError, UsageError
 
@@ -70,6 +71,7 @@ def compare_control(path: Path, new: Path, at: int) -> dict[str, Any]:
     """Compare what a control was fed and lost with the run, record the outcome there, and return it.
 
     ``roots`` and ``losses`` count the steps at which they differ, ``loss_difference`` is the largest, in millionths.
+    Steps that held a document that is redacted by now are counted in ``redacted`` and not compared.
 
     Raises:
         InputError: the control has a step that the run does not have.
@@ -80,6 +82,9 @@ def compare_control(path: Path, new: Path, at: int) -> dict[str, Any]:
         whole = [(a, b) for a, b in pairs if a is not None and b is not None]
         if not whole or len(whole) < len(pairs):
             raise InputError(f"{path}: has no steps after {at} that its control could be compared with")
+        kept = {record for record, _ in stored_leaves(run)}
+        redacted = [a.step for a, _ in whole if a.seq in kept]
+        whole = [(a, b) for a, b in whole if a.seq not in kept]
         roots = [a.step for a, b in whole if a.root != b.root]
         losses = [a.step for a, b in whole if a.loss != b.loss]
         both = [abs(a.loss - b.loss) for a, b in whole if isinstance(a.loss, int) and isinstance(b.loss, int)]
@@ -87,6 +92,7 @@ def compare_control(path: Path, new: Path, at: int) -> dict[str, Any]:
             "control": os.path.relpath(new.resolve(), path.resolve()),
             "at": at,
             "steps": len(whole),
+            **({"redacted": len(redacted)} if redacted else {}),
             "roots": len(roots),
             "losses": len(losses),
             "first_difference": min([*roots, *losses], default=0),
@@ -137,6 +143,11 @@ def _fork(run: Run, new: Path, at: int, about: dict[str, Any]) -> int:
     corpora = [place_of(new, corpus) for corpus in open_corpora(run).values()]
     with open_ledger(beginning) as ledger:
         ledger.append("branch", about | {"at": at, "of": run.run_id, "corpora": corpora})
+        # What left the corpora since cannot be derived in the steps that are shared either.
+        for record in run.records.of("redaction"):
+            if record.seq > last:
+                shared = [entry for entry in record.body["leaves"] if entry["record"] <= last]
+                ledger.append("redaction", record.body | {"leaves": shared})
     move_ledger(beginning, new)
     beginning.rmdir()
     return last + 1

@@ -13,10 +13,10 @@ from typing import Any
 from millstream.audit.commitments import record_commitments
 from millstream.audit.corpora import open_corpora
 from millstream.audit.heads import head_signer
-from millstream.audit.ledger import open_ledger
+from millstream.audit.ledger import Ledger, open_ledger
 from millstream.audit.runs import Run, SavedCheckpoint, open_run, place_of
 from millstream.errors import UsageError
-from millstream.stream.amend import Amendment, NewData, amend, amendment_to_json
+from millstream.stream.amend import Amendment, NewData, amend, amendment_from_json, amendment_to_json
 from millstream.stream.corpora import Corpus, corpora_of, open_corpus
 from millstream.stream.freeze import check_epochs
 from millstream.stream.plan import Plan
@@ -117,13 +117,33 @@ def roll_back(path: Path, to_step: int, given: Reason, *, undo: bool) -> None:
         saved = checkpoint_at(run, to_step)
         body: dict[str, Any] = {"to_step": to_step, "from_step": run.last_step, **asdict(given)}
         ledger.append("rollback", body if saved is None else body | {"checkpoint": saved.digest})
-        undone = [a for a in run.plan.amendments if int(a["from_step"]) > to_step]
-        if undo and undone:
-            kept = run.plan.amendments[: len(run.plan.amendments) - len(undone)]
-            plan = next(p for p in (run.first_plan, *run.plans.values()) if p.amendments == kept)
-            segments = _segments(run, plan, to_step + 1)
-            ledger.append("segment", segments | {"plan": plan_to_json(plan), "undone": undone, **asdict(given)})
+        if undo:
+            _undo(run, ledger, to_step + 1, given)
         head_signer(run, ledger)()
+
+
+def amend_before(path: Path, amendment: Amendment, given: Reason) -> None:
+    """Change a run's plan from a step on that comes before those of amendments that hold: they are made again after it.
+
+    Raises:
+        UsageError, RecipeError, InputError: as from ``amended_plan``.
+    """
+    with open_ledger(path) as ledger:
+        later = _undo(open_run(path), ledger, amendment.from_step + 1, given)
+    amend_run(path, amendment, given)
+    for again in later:
+        amend_run(path, amendment_from_json(again), given)
+
+
+def _undo(run: Run, ledger: Ledger, first: int, given: Reason) -> list[dict[str, Any]]:
+    """Go back to the plan as it was before the amendments from a step on, on the record; returns those."""
+    undone = [a for a in run.plan.amendments if int(a["from_step"]) >= first]
+    if undone:
+        kept = run.plan.amendments[: len(run.plan.amendments) - len(undone)]
+        plan = next(p for p in (run.first_plan, *run.plans.values()) if p.amendments == kept)
+        segments = _segments(run, plan, min(first, run.last_step + 1))
+        ledger.append("segment", segments | {"plan": plan_to_json(plan), "undone": undone, **asdict(given)})
+    return undone
 
 
 def checkpoint_at(run: Run, step: int) -> SavedCheckpoint | None:

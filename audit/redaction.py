@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from millstream.audit.branches import branches_of, controls_of
-from millstream.audit.change import Reason, amend_run
+from millstream.audit.change import Reason, amend_before
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import exposures
 from millstream.audit.feed import leaf_hashes, step_root
@@ -97,6 +97,7 @@ def bury_redacted(path: Path, corpora: Corpora) -> int:
     """Take down from the next step on what was redacted in a run's corpora and would be fed; returns how many.
 
     So a run that begins on a redacted corpus, or that went back to before a takedown, is fed no EOS as if it were text.
+    A control keeps to the plans that it repeats.
 
     Raises:
         UsageError: the run was fed from a corpus of whose redactions its ledger knows nothing.
@@ -116,10 +117,12 @@ def bury_redacted(path: Path, corpora: Corpora) -> int:
         with open_ledger(path) as ledger:
             body: dict[str, Any] = {"corpus_id": corpus_id, "redactions": listed, "spans": [], "leaves": []}
             ledger.append("redaction", body | asdict(given))
+    if run.is_control:
+        return 0
     spans = [span for span in redacted_spans(corpora) if any(e.status == "planned" for e in _exposures(run, span))]
     if spans:
         given = Reason(why="redacted in the corpus", by="millstream")
-        amend_run(path, Amendment(from_step=run.last_step + 1, takedowns=tuple(spans)), given)
+        amend_before(path, Amendment(from_step=run.last_step + 1, takedowns=tuple(spans)), given)
     return len(spans)
 
 

@@ -14,8 +14,8 @@ from fed_runs import begin, feed, start
 from typer.testing import CliRunner
 
 from millstream.audit import redaction
-from millstream.audit.branches import branch_run
-from millstream.audit.change import reason, roll_back
+from millstream.audit.branches import branch_run, compare_control, control_run
+from millstream.audit.change import amend_run, reason, roll_back
 from millstream.audit.commitments import commit, read_roots, record_commitments
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import audit_document
@@ -31,7 +31,7 @@ from millstream.audit.verify import verify_run
 from millstream.cli import app
 from millstream.errors import InputError, UsageError
 from millstream.mixture.load import load_recipe
-from millstream.stream.amend import Span
+from millstream.stream.amend import Amendment, Span
 from millstream.stream.shards import DomainReader, open_domain
 from millstream.tokenize.build import build_corpus
 from millstream.tokenize.manifest import Manifest, read_manifest
@@ -174,6 +174,37 @@ def test_it_goes_on_and_begins_anew_without_them(before: Path, redacted: Path) -
     assert bury_redacted(new, open_corpora(open_run(new))) == 0
     feed(new, 5)
     assert not findings(new)
+
+
+def test_going_back_without_undoing_keeps_the_amendments_that_come_later(redacted: Path) -> None:
+    path = redacted / "run"
+    feed(path, 14)
+    amend_run(path, Amendment(from_step=15, weights={"law": "0.3", "news": "0.3", "verse": "0.4"}), WHY)
+    roll_back(path, 6, WHY, undo=False)
+    before = open_run(path).plan.amendments
+    assert bury_redacted(path, open_corpora(open_run(path))) == 2
+    plan = open_run(path).plan
+    assert plan.amendments[1:] == before
+    assert {stone.from_step for stone in plan.tombstones} == {7}
+    feed(path, 16)
+    assert not findings(path)
+
+
+def test_a_branch_and_a_control_from_before_know_of_it(redacted: Path) -> None:
+    path = redacted / "run"
+    branch_run(path, redacted / "late", 6, WHY)
+    late = redacted / "late"
+    assert bury_redacted(late, open_corpora(open_run(late))) == 2
+    feed(late, 9)
+    assert not findings(late)
+    control = control_run(path, 6, "ann")
+    assert bury_redacted(control, open_corpora(open_run(control))) == 0
+    feed(control, 10)
+    outcome = compare_control(path, control, 6)
+    assert outcome["redacted"] > 0
+    assert outcome["redacted"] + outcome["steps"] == 4
+    assert (outcome["roots"], outcome["losses"]) == (0, 0)
+    assert not findings(path)
 
 
 def forge(home: Path, span: Span, value: int | None) -> None:

@@ -133,6 +133,8 @@ def _control(path: Path, at: int, steps: int, num_accelerators: int, hostfile: P
     outcome = compare_control(path, new, at)
     same = "the same code" if outcome["same_code"] else "other code than the run began with"
     show.line(f"control {new}: {outcome['steps']} steps after step {at}, by {same}")
+    if outcome.get("redacted"):
+        show.line(f"not compared: {outcome['redacted']} more steps, which held documents that are redacted by now")
     show.line(f"roots differ at {outcome['roots']} steps, losses at {outcome['losses']}")
     if outcome["roots"] or outcome["losses"]:
         show.line(
