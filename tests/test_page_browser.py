@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from millstream.train.ladder.registered import FORMAT
 from millstream.train.ladder.rungs import Rules
 from millstream.train.page.forecast import forecast_of
 from millstream.train.page.history import History
+from millstream.train.page.serve import Follow, make_server
 from millstream.train.page.site import Page, Settings
 
 pytestmark = pytest.mark.skipif(
@@ -429,6 +431,30 @@ def test_keys_alone_are_enough(tab: Tab, home: Path) -> None:
     tab.wait("page.at('loss-mark').textContent.includes('Step ')")
     tab.key("Enter")
     tab.wait("(document.activeElement.id || '').startsWith('event-')")
+
+
+def test_a_served_page_answers_what_no_file_holds(tab: Tab, home: Path, tmp_path: Path) -> None:
+    settings = Settings(corpus=str(home / "corpus"), documents=0, steps=1)
+    shutil.copytree(home / "run", tmp_path / "run", ignore=shutil.ignore_patterns("page", ".page"))
+    page = Page(tmp_path / "run", tmp_path / "page", settings)
+    told: list[str] = []
+    with make_server(Follow(page, page.update(), told.append), "127.0.0.1", 0) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab.complaints.clear()
+        tab.open(f"http://127.0.0.1:{server.server_address[1]}/")
+        tab.wait("document.body.dataset.ready && !!document.querySelector('#step-result h3')")
+        assert "Not proved" not in open_step(tab, 14)
+        assert tab.run("document.querySelectorAll('.proof.right').length") > 0
+        doc_id, text = next(iter(texts(home / "corpus", "verse").items()))
+        (audit,) = audit_document(
+            open_run(home / "run"), open_corpora(open_run(home / "run")), Question(by="id", value=doc_id)
+        )
+        assert doc_id in look_up(tab, text)
+        assert tab.run("document.querySelectorAll('#lookup-result tbody tr').length") == len(audit.exposures)
+        assert "Never read" in look_up(tab, "nobody ever wrote this")
+        assert tab.complaints == []
+        server.shutdown()
+    assert told == []
 
 
 def test_a_run_that_goes_on_is_followed(tab: Tab, home: Path, tmp_path: Path) -> None:

@@ -39,7 +39,9 @@ PROVED_TOKENS = 1 << 15
 
 
 def sampled_steps(history: History, steps: int = STEPS) -> list[int]:
-    """The learned steps that are shown: evenly over the plan, and the first after each change of course."""
+    """The learned steps that are shown: evenly over the plan, and the first after each change of course; of 0 none."""
+    if not steps:
+        return []
     total = history.run.plan.total_steps
     stride = max(1, -(-total // steps))
     wanted = set(range(1, total + 1, stride)) | {total}

@@ -25,7 +25,7 @@ from millstream.errors import InputError
 from millstream.train.metrics import SCHEMA, read_live
 from millstream.train.page.write import publish, rounded, write_changed
 
-VERSION = 1
+VERSION = 2
 CHUNK = 4096
 FACTOR = 4
 LEVELS = 7
@@ -207,7 +207,7 @@ class Series:
                 if s <= last and e >= first
             ]
         )
-        rows = pl.concat([*parts, live.lazy()]).filter(lineage, pl.col("value").is_finite())
+        rows = pl.concat([*parts, live.lazy()]).filter(lineage)
         arrays: dict[str, Floats] = {}
         names: list[list[Any]] = []
         whole = rows.filter(pl.col("domain").is_null()).select("name", pl.col("step") - first, "value").collect()
@@ -216,13 +216,15 @@ class Series:
             values = np.full(CHUNK, np.nan)
             values[part["step"].to_numpy()] = part["value"].to_numpy()
             if name == "loss":
-                trained = np.isfinite(values).astype(np.float64)
+                # A step whose loss was no number was fed all the same.
+                trained[part["step"].to_numpy()] = 1
+            values[~np.isfinite(values)] = np.nan
             held = np.stack([values, values, values, np.isfinite(values).astype(np.float64)])
             arrays |= {f"{slug_of(str(name))}|{level}": part for level, part in _levels(held, 0, _coarser)}
             names.append([name, False])
         wide = FACTOR**extent.base
         binned = (
-            rows.filter(pl.col("domain").is_not_null())
+            rows.filter(pl.col("domain").is_not_null(), pl.col("value").is_finite())
             .group_by("name", "domain", (pl.col("step") - first) // wide)
             .agg(pl.col("value").sum().alias("sum"), pl.len().alias("count"))
             .collect(engine="streaming")

@@ -66,7 +66,7 @@ class Follow:
         with self._lock:
             history = self.history
             corpora = self.page.corpora(history.run)
-            if sample and corpora and history.is_learned(int(sample[1])):
+            if sample and corpora and self.page.settings.steps and history.is_learned(int(sample[1])):
                 return self.page.sample(history, int(sample[1]))
             if asked and corpora:
                 found = audit_document(history.run, corpora, Question(by="key", value=bytes.fromhex(asked[1])))

@@ -166,6 +166,7 @@ class Page:
             ],
             "documents": documents.to_json() | {"missing": self._missing},
             "samples": samples,
+            "texts": self.settings.steps > 0,
             "stretches": history.stretches,
             "not_applied": history.learned["step"][history.learned["applied"] == 0][:NOT_APPLIED],
             "served": False,

@@ -54,7 +54,7 @@
     if (!Number.isInteger(step) || step < 1 || step > plan.totalSteps) throw new Error(`the run has steps 1 to ${page.count(plan.totalSteps)}`);
     const [first, end] = plan.span(step);
     const record = learned ? await recordOf(step, learned) : null;
-    const sample = page.state.samples.includes(step) || page.state.served ? await page.sample(step).catch(() => null) : null;
+    const sample = page.state.samples.includes(step) || (page.state.served && page.state.texts && learned) ? await page.sample(step).catch(() => null) : null;
     const rows = Array.from({ length: Math.min(ROWS, end - first) }, (_, row) => plan.locate(first + row));
     return [
       summary(step, plan, first, end, record, fed),
