@@ -24,6 +24,7 @@ ladder: $(VENV)/.demo
 	test -e runs/ladder || $(BIN)/millstream forecast register recipes/ladder.yaml
 	$(BIN)/millstream train recipes/ladder.yaml
 	$(BIN)/millstream forecast score ladder --record
+	$(BIN)/millstream page ladder --ladder ladders/ladder
 
 test: $(VENV)/.dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
