@@ -7,15 +7,13 @@ from pathlib import Path
 
 import polars as pl
 
-from millstream.audit.lookup_index import By, Table, open_lookup, tables_of
+from millstream.audit.lookup_index import By, open_lookup
 from millstream.errors import InputError
 from millstream.mixture.documents import document_key
 from millstream.stream.corpora import Corpus
 from millstream.stream.roots import Root, whole_file
+from millstream.stream.tables import Table, rows_at, tables_of
 from millstream.tokenize.manifest import DOCUMENT_COLUMNS, Manifest
-
-FEW = 16
-"""Rows of a table that are read one by one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -99,35 +97,37 @@ def find(root: Root, manifest: Manifest, asked: Question) -> Found:
     Raises:
         InputError: a table or the index is missing or damaged.
     """
+    corpus = Corpus(root, manifest)
     tables = tables_of(manifest)
-    index = open_lookup(Corpus(root, manifest))
-    rows: dict[int, list[int]] = defaultdict(list)
-    if index is None:
-        rows |= {number: [] for number in range(len(tables))}
-    else:
-        for table, row in index.places(asked.by, asked.value):
-            rows[table].append(row)
+    index = open_lookup(corpus)
     frames: dict[str, list[pl.DataFrame]] = {"kept": [], "held out": [], "excluded": []}
-    for number in sorted(rows):
-        frames[tables[number].kind].append(_matching(root, tables[number], asked, rows[number]))
+    if index is None:
+        for table in tables:
+            frames[table.kind].append(_scan(root, table, asked))
+    else:
+        rows: dict[int, set[int]] = defaultdict(set)
+        for place, row in index.places(asked.by, asked.value):
+            rows[place].add(row)
+        for place in sorted(rows):
+            found = rows_at(corpus, tables[place], sorted(rows[place]))
+            frames[tables[place].kind].append(_matching(tables[place], asked, found.lazy()).collect())
     kept, held_out, excluded = (pl.concat(found) if found else pl.DataFrame() for found in frames.values())
     return Found(kept=kept, held_out=held_out, excluded=excluded)
 
 
-def _matching(root: Root, table: Table, asked: Question, rows: list[int]) -> pl.DataFrame:
-    """Rows of a table that match; only these are looked at where any are given."""
+def _scan(root: Root, table: Table, asked: Question) -> pl.DataFrame:
     stored = whole_file(root, table.file)
     try:
-        frame = pl.scan_parquet(stored)
-        if 0 < len(rows) <= FEW:
-            frame = pl.concat([frame.slice(row, 1) for row in sorted(rows)])
-        if table.kind == "excluded":
-            return frame.filter(_in_exclusions(asked)).collect()
-        return (
-            frame.select(DOCUMENT_COLUMNS).filter(_in_table(asked)).with_columns(domain=pl.lit(table.domain)).collect()
-        )
+        return _matching(table, asked, pl.scan_parquet(stored)).collect()
     except pl.exceptions.PolarsError as error:
         raise InputError(f"{root}/{table.file.path}: damaged: {str(error).splitlines()[0]}") from error
+
+
+def _matching(table: Table, asked: Question, rows: pl.LazyFrame) -> pl.LazyFrame:
+    """Those of a table's rows that match."""
+    if table.kind == "excluded":
+        return rows.filter(_in_exclusions(asked))
+    return rows.select(DOCUMENT_COLUMNS).filter(_in_table(asked)).with_columns(domain=pl.lit(table.domain))
 
 
 def _in_table(asked: Question) -> pl.Expr:

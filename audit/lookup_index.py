@@ -4,9 +4,10 @@ An entry is the first 64 bits of a hash and the place of a row; whoever reads th
 derived from the tables alone and proves nothing: that a text is absent is proved by the key trie. On disk, in
 ``CORPUS/lookup``, apart from the manifest, so that a corpus of an earlier release gets it without being built again:
 
-    index.json      corpus id, number of entries, ``bits``; written last
-    entries.bin     (hash, place) as two u64 each, sorted; a place is (table << 32) + row
-    buckets.bin     u64 (2^bits + 1): where the entries of each beginning of ``bits`` bits begin
+    index.json          corpus id, number of entries, ``bits``; written last
+    entries.bin         (hash, place) as two u64 each, sorted; a place is (table << 32) + row
+    buckets.bin         u64 (2^bits + 1): where the entries of each beginning of ``bits`` bits begin
+    table-NNNNN.arrow   the tables in pieces, as of ``millstream.stream.tables``
 
 Tables are numbered in the order of ``tables_of``. The hash of a key is its own beginning; that of an id or a URL the
 beginning of SHA-256 over ``id`` or ``url``, a zero byte and the text; all big-endian.
@@ -22,19 +23,24 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import orjson
 from numpy.typing import NDArray
 
 from millstream.canonical import canonical_bytes
 from millstream.errors import InputError
 from millstream.files import write_bytes
 from millstream.stream.corpora import Corpus
-from millstream.stream.roots import whole_file
-from millstream.tokenize.manifest import FileEntry, Manifest
+from millstream.stream.tables import (
+    FORMAT,
+    INDEX,
+    lookup_folder,
+    read_about,
+    scan_table,
+    tables_digest,
+    tables_of,
+    write_pieces,
+)
 
-FORMAT = "millstream-lookup/1"
-FOLDER = "lookup"
-INDEX, ENTRIES, BUCKETS = "index.json", "entries.bin", "buckets.bin"
+ENTRIES, BUCKETS = "entries.bin", "buckets.bin"
 BUCKET = 128
 """Entries of a bucket, about."""
 PART = 1 << 20
@@ -43,16 +49,6 @@ MOST_PARTS = 12
 
 By = Literal["key", "id", "url"]
 Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Table:
-    """A table of documents: ``kind`` says which; ``number`` counts the shards of its domain."""
-
-    kind: Literal["kept", "held out", "excluded"]
-    domain: str
-    number: int
-    file: FileEntry
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,21 +82,6 @@ class LookupIndex:
         return data
 
 
-def tables_of(manifest: Manifest) -> list[Table]:
-    """All tables of a corpus that documents are looked up in."""
-    tables = [
-        Table(kind="kept", domain=domain.name, number=number, file=shard.documents)
-        for domain in manifest.domains
-        for number, shard in enumerate(domain.shards)
-    ]
-    tables += [
-        Table(kind="held out", domain=domain.name, number=0, file=domain.holdout.documents)
-        for domain in manifest.domains
-        if domain.holdout
-    ]
-    return tables + [Table(kind="excluded", domain="", number=0, file=entry) for entry in manifest.exclusions]
-
-
 def hash_of(by: By, value: str | bytes) -> int:
     """The 64 bits that a value is found by."""
     if by == "key":
@@ -110,22 +91,10 @@ def hash_of(by: By, value: str | bytes) -> int:
     return int.from_bytes(hashlib.sha256(f"{by}\0{value}".encode()).digest()[:8], "big")
 
 
-def lookup_folder(corpus: Corpus) -> Path:
-    """Where the index of a corpus lies: beside it, or for one in a store below ``indexes`` of the current folder."""
-    if isinstance(corpus.root, Path):
-        return corpus.root / FOLDER
-    return Path("indexes") / corpus.manifest.corpus_id[:16] / FOLDER
-
-
 def open_lookup(corpus: Corpus) -> LookupIndex | None:
     """The index of a corpus; None where there is none, or one of another corpus."""
-    folder = lookup_folder(corpus)
-    try:
-        raw = orjson.loads((folder / INDEX).read_bytes())
-        fits = raw["format"] == FORMAT and raw["corpus_id"] == corpus.manifest.corpus_id
-        return LookupIndex(folder=folder, bits=int(raw["bits"])) if fits else None
-    except (OSError, orjson.JSONDecodeError, TypeError, KeyError):
-        return None
+    about = read_about(corpus)
+    return LookupIndex(folder=lookup_folder(corpus), bits=int(about["bits"])) if about is not None else None
 
 
 def index_lookups(corpus: Corpus, progress: Progress = lambda *_: None) -> int:
@@ -153,7 +122,18 @@ def index_lookups(corpus: Corpus, progress: Progress = lambda *_: None) -> int:
         beginning.mkdir()
         _divide(beginning, _entries(corpus, progress), shift)
         count = _join(beginning, bits, shift)
-        about = {"format": FORMAT, "corpus_id": manifest.corpus_id, "bits": bits, "entries": count}
+        tables = tables_of(manifest)
+        for table in tables:
+            progress("index rows", table.place, len(tables))
+            write_pieces(beginning, corpus, table)
+        progress("index rows", len(tables), len(tables))
+        about = {
+            "format": FORMAT,
+            "corpus_id": manifest.corpus_id,
+            "tables": tables_digest(manifest),
+            "bits": bits,
+            "entries": count,
+        }
         write_bytes(beginning / INDEX, canonical_bytes(about) + b"\n")
         shutil.rmtree(folder, ignore_errors=True)
         beginning.rename(folder)
@@ -162,21 +142,13 @@ def index_lookups(corpus: Corpus, progress: Progress = lambda *_: None) -> int:
 
 def _entries(corpus: Corpus, progress: Progress) -> Iterator[NDArray[np.uint64]]:
     """Entries of each table: (n, 2)."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     tables = tables_of(corpus.manifest)
-    for number, table in enumerate(tables):
-        progress("index", number, len(tables))
-        try:
-            with pq.ParquetFile(whole_file(corpus.root, table.file)) as file:
-                names = [n for n in ("doc_key", "text_key", "doc_id", "url") if n in file.schema_arrow.names]
-                row = 0
-                for batch in file.iter_batches(1 << 16, columns=names, use_threads=False):
-                    yield _of_batch(batch, (number << 32) + row)
-                    row += batch.num_rows
-        except (pa.ArrowException, OSError) as error:
-            raise InputError(f"{corpus.root}/{table.file.path}: damaged: {str(error).splitlines()[0]}") from error
+    for table in tables:
+        progress("index", table.place, len(tables))
+        row = 0
+        for batch in scan_table(corpus, table, ("doc_key", "text_key", "doc_id", "url")):
+            yield _of_batch(batch, (table.place << 32) + row)
+            row += batch.num_rows
     progress("index", len(tables), len(tables))
 
 

@@ -7,11 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from millstream.audit.lookup_index import Table, tables_of
 from millstream.audit.search_index import PLACE, TEXT, SearchIndex, open_search, text_reader, words_of
-from millstream.errors import InputError, UsageError
+from millstream.errors import UsageError
 from millstream.stream.corpora import Corpus
-from millstream.stream.roots import whole_file
+from millstream.stream.tables import Table, rows_at, tables_of
 from millstream.tokenize.manifest import DOCUMENT_COLUMNS
 
 PHRASE = 8
@@ -142,11 +141,8 @@ def _read(corpus: Corpus, places: Iterable[tuple[float, int]]) -> Iterable[tuple
     tables, read = tables_of(corpus.manifest), text_reader(corpus)
     for score, place in places:
         table = tables[place >> 32]
-        try:
-            frame = pl.scan_parquet(whole_file(corpus.root, table.file)).slice(place & 0xFFFFFFFF, 1)
-            row = frame.select(DOCUMENT_COLUMNS).with_columns(domain=pl.lit(table.domain)).collect().row(0, named=True)
-        except pl.exceptions.PolarsError as error:
-            raise InputError(f"{corpus.root}/{table.file.path}: damaged: {str(error).splitlines()[0]}") from error
+        rows = rows_at(corpus, table, [place & 0xFFFFFFFF], DOCUMENT_COLUMNS)
+        row = rows.with_columns(domain=pl.lit(table.domain)).row(0, named=True)
         yield score, table, row, read(table, [row["token_start"]], [row["n_tokens"]])[0]
 
 

@@ -17,7 +17,6 @@ import numpy as np
 import orjson
 import polars as pl
 
-from millstream.audit.lookup_index import Table, lookup_folder, tables_of
 from millstream.canonical import canonical_bytes
 from millstream.errors import InputError, SetupError, UsageError
 from millstream.files import write_bytes
@@ -25,6 +24,7 @@ from millstream.stream.corpora import Corpus
 from millstream.stream.ranges import StoredDomain
 from millstream.stream.roots import Root, whole_file
 from millstream.stream.shards import DomainReader, open_domain, open_holdout
+from millstream.stream.tables import Table, lookup_folder, tables_of
 from millstream.tokenize.decode import decoder, decoder_of
 
 FORMAT = "millstream-search/1"

@@ -1,24 +1,21 @@
 """Which documents lie in a span of a domain's tokens: the document tables, joined to sequences."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
 
-from millstream.errors import InputError
-from millstream.stream.corpora import Corpora, Corpus
+from millstream.stream.corpora import Corpora
 from millstream.stream.plan import Plan, Sequences
-from millstream.stream.ring import Ring
-from millstream.stream.roots import whole_file
+from millstream.stream.tables import rows_between, tables_of, touched
 from millstream.stream.tombstones import buried, masked_targets
-from millstream.tokenize.manifest import Shard
 
 COLUMNS = ("doc_key", "doc_id", "source", "locator", "url", "licence", "n_tokens", "token_start")
 
 
 def documents_of(corpora: Corpora, plan: Plan, located: Sequences, step: int) -> pl.DataFrame:
-    """Documents that are targets in each sequence of a step; a shard's table is read where it is needed.
+    """Documents that are targets in each sequence of a step; of the tables no more is held than is asked for.
 
     Returns:
         One row a stretch of a document in a sequence, in order: ``row`` (position in ``located``), ``domain`` (name),
@@ -26,15 +23,19 @@ def documents_of(corpora: Corpora, plan: Plan, located: Sequences, step: int) ->
         number, without those that are taken down) and ``from_token`` (where in the document the stretch begins).
     """
     frames = []
+    tables = {i: [t for t in tables_of(corpora[i].manifest) if t.kind == "kept"] for i in plan.corpus_ids}
     for number, ring in enumerate(plan.rings):
         rows = np.flatnonzero(located.ring == number)
         if not rows.size:
             continue
         first_target = (located.start[rows] + 1) % ring.tokens
         spans = unwrap(rows, first_target, plan.seq_len, ring.tokens)
+        starts, ends = (spans[name].to_numpy() for name in ("start", "end"))
+        own = [t for t in tables[ring.corpus_id] if t.domain == ring.name and t.shard and t.shard.document_count]
+        begins = np.array([t.shard.token_start for t in own if t.shard], np.int64)
         corpus = corpora[ring.corpus_id]
-        tables = [_table(corpus, shard) for shard in _shards(corpus, ring, spans)]
-        joined = overlaps(pl.concat(tables), spans, COLUMNS)
+        read = [rows_between(corpus, own[n], starts, ends, COLUMNS) for n in touched(begins, starts, ends).tolist()]
+        joined = overlaps(pl.concat(read), spans, COLUMNS)
         epochs = pl.Series(located.epoch)[joined["row"]]
         frames.append(joined.with_columns(domain=pl.lit(ring.name), epoch=epochs))
     found = pl.concat(frames).sort("row", "first", maintain_order=True)
@@ -46,21 +47,6 @@ def documents_of(corpora: Corpora, plan: Plan, located: Sequences, step: int) ->
     return found.with_columns(tokens=pl.col("tokens") - (before[row, last + 1] - before[row, first])).filter(
         pl.col("tokens") > 0
     )
-
-
-def _shards(corpus: Corpus, ring: Ring, spans: pl.DataFrame) -> Iterable[Shard]:
-    for shard in corpus.manifest.domain(ring.name).shards:
-        end = shard.token_start + shard.tokens
-        if ((spans["start"] < end) & (spans["end"] > shard.token_start)).any():
-            yield shard
-
-
-def _table(corpus: Corpus, shard: Shard) -> pl.DataFrame:
-    try:
-        return pl.read_parquet(whole_file(corpus.root, shard.documents), columns=list(COLUMNS))
-    except pl.exceptions.PolarsError as error:
-        where = f"{corpus.root}/{shard.documents.path}"
-        raise InputError(f"{where}: damaged: {str(error).splitlines()[0]}") from error
 
 
 def unwrap(rows: NDArray[np.intp], first: NDArray[np.int64], length: int, ring: int) -> pl.DataFrame:

@@ -14,11 +14,13 @@ from corpora import build, recipe_dict, words, write_domain, write_jsonl
 
 from millstream.audit import lookup_index
 from millstream.audit.lookup import Found, Question, find, question, question_from_file, questions_from_file
-from millstream.audit.lookup_index import FOLDER, index_lookups, open_lookup, tables_of
+from millstream.audit.lookup_index import index_lookups, open_lookup
 from millstream.audit.verifier import document_key as key_at_check
 from millstream.errors import InputError
 from millstream.mixture.documents import document_key
+from millstream.stream import tables
 from millstream.stream.corpora import Corpus, open_corpus
+from millstream.stream.tables import FOLDER, rows_at, rows_between, tables_of
 
 VECTORS = Path(__file__).parent / "cases" / "document-keys.json"
 
@@ -88,7 +90,7 @@ def test_an_index_of_another_corpus_or_release_is_not_used(corpus: Corpus, tmp_p
     copy = open_corpus(tmp_path / "corpus")
     path = tmp_path / "corpus" / FOLDER / "index.json"
     about = orjson.loads(path.read_bytes())
-    for change in ({"corpus_id": "0" * 64}, {"format": "millstream-lookup/9"}, {"bits": None}):
+    for change in ({"corpus_id": "0" * 64}, {"tables": "0" * 64}, {"format": "millstream-lookup/9"}, {"bits": None}):
         path.write_bytes(orjson.dumps(about | change))
         assert open_lookup(copy) is None
     assert index_lookups(copy) == about["entries"]
@@ -97,6 +99,44 @@ def test_an_index_of_another_corpus_or_release_is_not_used(corpus: Corpus, tmp_p
     with pytest.raises(InputError, match=r"entries\.bin: short; remove the folder"):
         for one in questions(copy):
             find(copy.root, copy.manifest, one)
+
+
+def test_pieces_hold_the_rows_of_the_tables(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows by number and by tokens are those of the tables, with the index and without."""
+    chance = np.random.default_rng(5)
+    shutil.rmtree(corpus.root / FOLDER, ignore_errors=True)  # type: ignore[operator]
+    monkeypatch.setattr(tables, "PIECE", 4)
+    monkeypatch.setattr(tables, "GROUP", 16)
+    asked: list[tuple[Any, Any, Any, list[pl.DataFrame]]] = []
+    for table in tables_of(corpus.manifest):
+        rows = pl.read_parquet(corpus.root / table.file.path)
+        numbers = sorted(set(chance.integers(0, len(rows), 6).tolist()))
+        starts = chance.integers(0, 6000, 3)
+        ends = starts + chance.integers(1, 300, 3)
+        if table.kind != "excluded":
+            at, n = rows["token_start"].to_numpy()[:, None], rows["n_tokens"].to_numpy()[:, None]
+            inside = rows.filter(((at < ends) & (at + n > starts)).any(1))
+        asked.append((table, numbers, (starts, ends), [rows[numbers], inside]))
+    columns = ["doc_key", "token_start", "n_tokens", "url"]
+    for indexed in (False, True):
+        if indexed:
+            index_lookups(corpus)
+        for table, numbers, (starts, ends), (own, inside) in asked:
+            assert rows_at(corpus, table, numbers).equals(own)
+            assert rows_at(corpus, table, numbers, ["doc_id"]).equals(own.select("doc_id"))
+            if table.kind == "excluded":
+                continue
+            found = rows_between(corpus, table, starts, ends, columns)
+            at, end = found["token_start"].to_numpy()[:, None], (found["token_start"] + found["n_tokens"]).to_numpy()
+            wanted = found.filter(((at < ends) & (end[:, None] > starts)).any(1))
+            assert wanted.equals(inside.select(columns))
+            assert len(found) <= len(wanted) + 2 * 4 * len(starts)
+            assert (np.diff(at[:, 0]) > 0).all()
+    damaged = corpus.root / FOLDER / "table-00000.arrow"  # type: ignore[operator]
+    damaged.write_bytes(damaged.read_bytes()[:-9])
+    with pytest.raises(InputError, match=r"table-00000\.arrow: damaged: .*; remove the folder, and 'millstream audit"):
+        rows_at(corpus, asked[0][0], [0])
+    shutil.rmtree(corpus.root / FOLDER)  # type: ignore[operator]
 
 
 def test_rows_that_only_begin_alike_are_told_apart(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,6 @@ from simulated import train
 from test_story import millstream
 
 from millstream.audit.document import exposures
-from millstream.audit.lookup_index import tables_of
 from millstream.audit.runs import create_run, open_run
 from millstream.audit.search import search_passage, search_words
 from millstream.audit.search_index import index_words, search_folder, text_reader, words_of
@@ -21,6 +20,7 @@ from millstream.errors import SetupError, UsageError
 from millstream.mixture.load import load_recipe
 from millstream.stream.corpora import Corpus, open_corpus
 from millstream.stream.freeze import freeze_plan
+from millstream.stream.tables import tables_of
 
 MIXTURE = {
     "seq_len": 32,

@@ -21,6 +21,7 @@ from millstream.audit.corpora import open_corpora
 from millstream.audit.document import audit_document
 from millstream.audit.ledger import open_ledger
 from millstream.audit.lookup import Question
+from millstream.audit.lookup_index import index_lookups
 from millstream.audit.prove import prove_included
 from millstream.audit.redaction import bury_redacted, redact_documents
 from millstream.audit.runs import Run, open_run
@@ -32,6 +33,7 @@ from millstream.cli import app
 from millstream.errors import InputError, UsageError
 from millstream.mixture.load import load_recipe
 from millstream.stream.amend import Amendment, Span
+from millstream.stream.corpora import open_corpus
 from millstream.stream.shards import DomainReader, open_domain
 from millstream.tokenize.build import build_corpus
 from millstream.tokenize.manifest import Manifest, read_manifest
@@ -95,12 +97,13 @@ def home(before: Path, tmp_path: Path) -> Path:
 def redacted(home: Path) -> Path:
     """The same with the documents redacted, by the command."""
     (home / "corpus" / "search").mkdir()
+    index_lookups(open_corpus(home / "corpus"))
     done = CliRunner().invoke(app, ["takedown", "redact", str(home / "run"), "--why", "letter of 3 May", "--json"])
     assert done.exit_code == 0, done.output
     (told,) = json.loads(done.output)["corpora"].values()
     assert told["documents"] == 2
     assert {Path(name).name for name in told["runs"]} == {"run", "other", "side"}
-    assert told["removed"] == [".work", "search"]
+    assert told["removed"] == [".work", "lookup", "search"]
     return home
 
 

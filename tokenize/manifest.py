@@ -7,6 +7,7 @@ files that were written.
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class TokenizerIdentity:
     probe: str
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """A sealed corpus. Its name is a label and stands in the build block."""
 
@@ -125,7 +126,7 @@ class Manifest:
         names = ", ".join(d.name for d in self.domains)
         raise UsageError(f"the corpus has no domain '{name}'; it has {names}")
 
-    @property
+    @cached_property
     def corpus_id(self) -> str:
         """Digest of everything but the ``build`` block, as hex."""
         body = to_json(self)

@@ -19,8 +19,8 @@ from millstream.tokenize.manifest import FileEntry, Manifest, Shard, check_size,
 from millstream.tokenize.redactions import REDACTIONS, RedactedDocument, RedactedFile, Redactions
 
 SUFFIX = ".redacted"
-DERIVED = (".work", "search")
-"""Folders of a corpus that hold texts; each is made anew where it is wanted."""
+DERIVED = (".work", "lookup", "search")
+"""Folders of a corpus that hold texts or rows of tables; each is made anew where it is wanted."""
 
 
 @dataclass(frozen=True, slots=True)

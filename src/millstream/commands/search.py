@@ -8,7 +8,7 @@ import typer
 from millstream import show
 from millstream.audit.corpora import open_corpora
 from millstream.audit.document import DocumentAudit, audit_kept, hex_keys
-from millstream.audit.lookup_index import index_lookups, lookup_folder
+from millstream.audit.lookup_index import index_lookups
 from millstream.audit.runs import Run, open_run
 from millstream.audit.search import Hit, Hits, search_passage, search_words
 from millstream.audit.search_index import index_words, search_folder
@@ -17,6 +17,7 @@ from millstream.errors import InputError, UsageError
 from millstream.places import existing_run
 from millstream.progress import stages
 from millstream.stream.corpora import Corpus, open_corpus
+from millstream.stream.tables import lookup_folder
 
 Target = Annotated[
     str, typer.Argument(metavar="RUN|CORPUS", help="Run or corpus: a folder, a name, or a URL.", show_default=False)
