@@ -6,7 +6,8 @@
                 says what is not there
 
 Held-out documents are in neither: no plan reads them. Both follow from the corpus alone. They lie in
-``CORPUS/proofs``, apart from the manifest, so that a corpus of an earlier release gets them without being built again:
+``CORPUS/proofs``, apart from the manifest, so that a corpus of an earlier release gets them without being built again;
+those of a corpus in a store lie in ``indexes/CORPUS_ID/proofs`` of the current folder:
 
     roots.json      the two roots and counts, written last
     documents.bin   32 bytes for every 256 documents of a shard: their subtree's root
@@ -34,9 +35,11 @@ from millstream.audit.verifier import leaf_hash, shard_leaf
 from millstream.canonical import canonical_bytes
 from millstream.errors import InputError, UsageError
 from millstream.files import write_bytes
-from millstream.stream.corpora import Corpora
-from millstream.stream.shards import DomainReader, open_domain
-from millstream.tokenize.manifest import DomainManifest, Manifest, Shard, check_size
+from millstream.stream.corpora import Corpora, Corpus
+from millstream.stream.roots import Root, whole_file
+from millstream.stream.shards import open_domain
+from millstream.stream.tables import lookup_folder
+from millstream.tokenize.manifest import DomainManifest, Manifest, Shard
 
 FORMAT = "millstream-roots/1"
 FOLDER = "proofs"
@@ -60,7 +63,7 @@ class Roots:
     keys_root: str
 
 
-def commit(root: Path, manifest: Manifest, progress: Progress = lambda *_: None) -> Roots:
+def commit(root: Root, manifest: Manifest, progress: Progress = lambda *_: None) -> Roots:
     """Compute the roots of a corpus and write what proofs need, unless that was done.
 
     Raises:
@@ -68,20 +71,25 @@ def commit(root: Path, manifest: Manifest, progress: Progress = lambda *_: None)
         SetupError: the disk is full.
     """
     known = read_roots(root, manifest)
-    return known if known is not None else write_commitments(root, manifest, root / FOLDER, progress)
+    return known if known is not None else write_commitments(root, manifest, proofs_folder(root, manifest), progress)
 
 
-def read_roots(root: Path, manifest: Manifest) -> Roots | None:
+def proofs_folder(root: Root, manifest: Manifest) -> Path:
+    """Where a corpus's roots and tries lie: beside it, or for one in a store beside its indexes."""
+    return lookup_folder(Corpus(root, manifest)).with_name(FOLDER)
+
+
+def read_roots(root: Root, manifest: Manifest) -> Roots | None:
     """The roots that lie beside a corpus; None where they were not computed for it yet."""
     try:
-        raw = orjson.loads((root / FOLDER / ROOTS).read_bytes())
+        raw = orjson.loads((proofs_folder(root, manifest) / ROOTS).read_bytes())
         found = Roots(**{name: value for name, value in raw.items() if name != "format"})
     except (OSError, orjson.JSONDecodeError, TypeError, AttributeError):
         return None
     return found if raw["format"] == FORMAT and found.corpus_id == manifest.corpus_id else None
 
 
-def write_commitments(root: Path, manifest: Manifest, folder: Path, progress: Progress = lambda *_: None) -> Roots:
+def write_commitments(root: Root, manifest: Manifest, folder: Path, progress: Progress = lambda *_: None) -> Roots:
     """Compute the roots of a corpus and write them, and what proofs need, into a folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".proofs-", dir=folder.parent) as temporary:
@@ -106,7 +114,7 @@ def write_commitments(root: Path, manifest: Manifest, folder: Path, progress: Pr
 
 
 def _commit_shards(
-    root: Path, manifest: Manifest, write: Callable[[bytes], Any], leaves: list[bytes], progress: Progress
+    root: Root, manifest: Manifest, write: Callable[[bytes], Any], leaves: list[bytes], progress: Progress
 ) -> Iterator[Keys]:
     """Write the subtrees' roots and add the shards' leaves; yields the shards' keys."""
     shards = list(shards_of(manifest))
@@ -128,23 +136,22 @@ def shards_of(manifest: Manifest) -> Iterator[tuple[DomainManifest, int, Shard]]
             yield domain, number, shard
 
 
-def documents_table(root: Path, shard: Shard) -> pl.DataFrame:
+def documents_table(root: Root, shard: Shard) -> pl.DataFrame:
     """The columns of a shard's documents that its tree is of.
 
     Raises:
         InputError: the table is missing or damaged.
     """
-    path = check_size(root, shard.documents)
+    table = whole_file(root, shard.documents)
     try:
-        return pl.read_parquet(path, columns=["doc_key", "text_key", "n_tokens", "token_start"])
+        return pl.read_parquet(table, columns=["doc_key", "text_key", "n_tokens", "token_start"])
     except pl.exceptions.PolarsError as error:
-        raise InputError(f"{path}: damaged: {str(error).splitlines()[0]}") from error
+        raise InputError(f"{root}/{shard.documents.path}: damaged: {str(error).splitlines()[0]}") from error
 
 
-def token_digests(root: Path, manifest: Manifest, domain: DomainManifest, table: pl.DataFrame) -> list[bytes]:
+def token_digests(root: Root, manifest: Manifest, domain: DomainManifest, table: pl.DataFrame) -> list[bytes]:
     """SHA-256 of each document's tokens as u32, little-endian; of redacted ones as they were. They lie end to end."""
     reader = open_domain(root, domain, manifest.tokenizer.dtype, domain.tokens)
-    assert isinstance(reader, DomainReader)
     starts = table["token_start"].to_numpy()
     ends = starts + table["n_tokens"].to_numpy()
     digests: list[bytes] = []
@@ -164,7 +171,7 @@ def token_digests(root: Path, manifest: Manifest, domain: DomainManifest, table:
     return digests
 
 
-def document_leaves(root: Path, manifest: Manifest, domain: DomainManifest, table: pl.DataFrame) -> list[bytes]:
+def document_leaves(root: Root, manifest: Manifest, domain: DomainManifest, table: pl.DataFrame) -> list[bytes]:
     """Leaves of documents that lie end to end, as of ``verifier.document_leaf``."""
     digests = np.frombuffer(b"".join(token_digests(root, manifest, domain, table)), np.uint8).reshape(-1, 32)
     numbers = [_bytes(table[name].to_numpy().astype("<u8"), 8) for name in ("token_start", "n_tokens")]
@@ -187,7 +194,7 @@ class DocumentPath:
     shard_path: tuple[bytes, ...]
 
 
-def document_path(root: Path, manifest: Manifest, domain: str, number: int, token_start: int) -> DocumentPath:
+def document_path(root: Root, manifest: Manifest, domain: str, number: int, token_start: int) -> DocumentPath:
     """The way from the document that begins at a token of a domain to the corpus's root.
 
     Raises:
@@ -206,7 +213,7 @@ def document_path(root: Path, manifest: Manifest, domain: str, number: int, toke
     own = table[group * GROUP : (group + 1) * GROUP]
     leaves = document_leaves(root, manifest, held, own)
     sizes = [-(-s.document_count // GROUP) for _, _, s in shards]
-    stored = np.fromfile(root / FOLDER / DOCUMENTS, np.uint8).reshape(-1, 32)
+    stored = np.fromfile(proofs_folder(root, manifest) / DOCUMENTS, np.uint8).reshape(-1, 32)
     starts = np.concatenate(([0], np.cumsum(sizes)))
     nodes = [stored[a:b].tobytes() for a, b in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)]
     groups = [[each[n : n + 32] for n in range(0, len(each), 32)] for each in nodes]
@@ -228,7 +235,7 @@ def document_path(root: Path, manifest: Manifest, domain: str, number: int, toke
 def record_commitments(ledger: Ledger, run: Run, corpora: Corpora) -> None:
     """Write the roots of the corpora of a run into its ledger, of those that have any and are not recorded yet."""
     for corpus_id, corpus in corpora.items():
-        if isinstance(corpus.root, Path) and run.corpus_roots.get(corpus_id) is None:
+        if run.corpus_roots.get(corpus_id) is None:
             roots = read_roots(corpus.root, corpus.manifest)
             if roots is not None:
                 ledger.append("corpus", asdict(roots))

@@ -6,7 +6,6 @@ document tables, and what only people know (who publishes the corpus, and where)
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
@@ -205,7 +204,7 @@ def _sources(manifest: Manifest, origins: pl.DataFrame) -> Iterator[dict[str, An
 def _identifiers(corpus: Corpus) -> list[dict[str, Any]]:
     """The corpus id and, where they were computed, the roots that proofs about the corpus rest on."""
     named = {"corpus_id": corpus.manifest.corpus_id}
-    roots = read_roots(corpus.root, corpus.manifest) if isinstance(corpus.root, Path) else None
+    roots = read_roots(corpus.root, corpus.manifest)
     if roots is not None:
         named |= {"documents_root": roots.documents_root, "keys_root": roots.keys_root}
     return [{"@type": "sc:PropertyValue", "propertyID": name, "value": value} for name, value in named.items()]

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from millstream.audit.commitments import FOLDER, document_path, read_roots
+from millstream.audit.commitments import document_path, proofs_folder, read_roots
 from millstream.audit.feed import leaf_hashes
 from millstream.audit.heads import heads_of
 from millstream.audit.key_trie import way_to
@@ -22,7 +22,7 @@ from millstream.canonical import canonical_bytes
 from millstream.errors import InputError, UsageError
 from millstream.stream.corpora import Corpora, Corpus
 from millstream.stream.reader import open_stream
-from millstream.stream.shards import DomainReader, open_domain
+from millstream.stream.shards import open_domain
 
 
 def newest_head(run: Run) -> tuple[str, Head]:
@@ -79,7 +79,6 @@ def prove_included(run: Run, corpora: Corpora, asked: Question, step: int, *, to
     domain, start = row["domain"], row["token_start"]
     fed = _fed(run, corpus.manifest.corpus_id, domain, (start, start + row["n_tokens"]), step)
     plan = run.plans[fed.segment]
-    assert isinstance(corpus.root, Path)
     at = document_path(corpus.root, corpus.manifest, domain, row["shard_number"], start)
     batch = open_stream(plan, corpora.values()).batch(step)
     stored = stored_leaves(run)
@@ -104,7 +103,6 @@ def prove_included(run: Run, corpora: Corpora, asked: Question, step: int, *, to
     reader = open_domain(
         corpus.root, corpus.manifest.domain(domain), corpus.manifest.tokenizer.dtype, start + row["n_tokens"]
     )
-    assert isinstance(reader, DomainReader)
     own = {"document_tokens": _encoded(reader.span(start, start + row["n_tokens"]))} if tokens else {}
     return (
         _proof(run, "include", note)
@@ -150,13 +148,13 @@ def prove_absent(run: Run, corpora: Corpora, key: bytes) -> dict[str, Any]:
     ways = []
     for corpus_id, roots in head.corpora.items():
         corpus = corpora[corpus_id]
-        if roots is None or not isinstance(corpus.root, Path) or read_roots(corpus.root, corpus.manifest) is None:
+        if roots is None or read_roots(corpus.root, corpus.manifest) is None:
             raise UsageError(
                 f"{corpus.root}: has no roots that a signed head of the run names; run 'millstream prove index "
                 f"{corpus.root}', "
                 f"then 'millstream sign {run.path}'"
             )
-        way = way_to(corpus.root / FOLDER, key)
+        way = way_to(proofs_folder(corpus.root, corpus.manifest), key)
         if way.found == key:
             raise UsageError(f"{corpus.root}: holds a document of key {key.hex()[:16]}; see 'millstream audit doc'")
         siblings = [None if s == EMPTY else s.hex() for s in way.siblings]
@@ -212,8 +210,6 @@ def _one_document(run: Run, corpora: Corpora, asked: Question) -> tuple[Corpus, 
             found.append((corpus, row | {"shard_number": number}))
     if len(found) != 1:
         raise UsageError(f"{run.path}: {len(found)} documents of the run's corpora match; a proof is of one")
-    if not isinstance(found[0][0].root, Path):
-        raise UsageError(f"{found[0][0].root}: proofs are made from a corpus in a folder; fetch it first")
     return found[0]
 
 

@@ -189,7 +189,7 @@ def _commitments(run: Run, corpora: Corpora) -> tuple[int, list[str]]:
     findings, looked_at = [], 0
     for corpus_id, recorded in run.corpus_roots.items():
         corpus = corpora.get(corpus_id)
-        if recorded is None or corpus is None or not isinstance(corpus.root, Path):
+        if recorded is None or corpus is None:
             continue
         looked_at += 1
         with tempfile.TemporaryDirectory() as temporary:

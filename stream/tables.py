@@ -157,7 +157,8 @@ def rows_at(corpus: Corpus, table: Table, rows: Sequence[int], columns: Sequence
     first = 0
     for batch in scan_table(corpus, table, columns):
         here = numbers[(numbers >= first) & (numbers < first + batch.num_rows)] - first
-        frames.append(_frame([batch], batch.schema)[here])
+        # Taken by Arrow, whose rows are copies: those of Polars hold on to the whole batch's text.
+        frames.append(_frame([batch.take(pa.array(here))], batch.schema))
         first += batch.num_rows
     return pl.concat(frames)
 
@@ -181,8 +182,8 @@ def rows_between(
         return _read_pieces(corpus, table, lambda firsts: touched(firsts, starts, ends), columns)
     found = []
     for batch in scan_table(corpus, table, columns):
-        frame = _frame([batch], batch.schema)
-        found.append(frame[touched(frame["token_start"].to_numpy(), starts, ends)])
+        here = touched(batch["token_start"].to_numpy(), starts, ends)
+        found.append(_frame([batch.take(pa.array(here))], batch.schema))
     return pl.concat(found)
 
 

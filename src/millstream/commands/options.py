@@ -20,6 +20,9 @@ CorpusPlace = Annotated[
         show_default=False,
     ),
 ]
+CorpusGiven = Annotated[
+    str, typer.Argument(metavar="CORPUS", help="Corpus folder, name below corpora/, or URL.", show_default=False)
+]
 Cache = Annotated[
     Path | None,
     typer.Option(metavar="DIR", help="Keep whole shards of a corpus at a URL here, instead of reading ranges."),

@@ -14,17 +14,17 @@ from millstream.audit.heads import sign_head
 from millstream.audit.ledger import open_ledger
 from millstream.audit.lookup import Question, question, question_from_file
 from millstream.audit.prove import prove_absent, prove_consistent, prove_included, prove_records
-from millstream.audit.runs import Run, open_run
+from millstream.audit.runs import open_run
 from millstream.audit.signing import key_file, new_key, own_key, read_key
 from millstream.audit.verifier import Refused
 from millstream.audit.verifier import __file__ as VERIFIER
 from millstream.audit.verifier import check as check_proof
-from millstream.commands.options import AsJson, CorpusPlace, RunName
+from millstream.commands.options import AsJson, CorpusGiven, CorpusPlace, RunName
 from millstream.errors import CheckFailed, InputError, UsageError
 from millstream.files import write_bytes
-from millstream.places import existing_run
+from millstream.places import existing_corpus, existing_run
 from millstream.progress import stages
-from millstream.tokenize.manifest import read_manifest
+from millstream.stream.corpora import open_corpus
 
 app = typer.Typer(help="Prove what a run saw, to people who have none of its data.", no_args_is_help=True)
 keys = typer.Typer(help="The key that a run's heads are signed by.", no_args_is_help=True)
@@ -107,15 +107,18 @@ def record_command(
 
 @app.command("index")
 def index_command(
-    corpus: Annotated[Path, typer.Argument(metavar="CORPUS", help="Corpus folder.", show_default=False)],
+    corpus: CorpusGiven,
     as_json: AsJson = False,
 ) -> None:
     """Compute a corpus's roots of documents and keys, where 'build' did not do so.
 
-    Example: millstream prove index corpora/demo
+    Examples: millstream prove index corpora/demo
+
+    millstream prove index s3://bucket/corpora/demo
     """
+    opened = open_corpus(existing_corpus(corpus))
     with stages() as progress:
-        roots = commit(corpus, read_manifest(corpus), progress)
+        roots = commit(opened.root, opened.manifest, progress)
     if as_json:
         show.json(roots)
         return
@@ -165,7 +168,7 @@ def check(
     show.line("the proof holds")
 
 
-def sign(run_name: RunName, as_json: AsJson = False) -> None:
+def sign(run_name: RunName, corpus: CorpusPlace = None, as_json: AsJson = False) -> None:
     """Sign what a run's ledger holds now. Training does so with each checkpoint and at the end.
 
     Example: millstream sign demo
@@ -176,17 +179,13 @@ def sign(run_name: RunName, as_json: AsJson = False) -> None:
         run = open_run(path)
         if run.signer is not None and run.signer != signer.verifier_key:
             raise UsageError(f"{path}: its heads are signed by {run.signer}; the key here is {signer.verifier_key}")
-        _record_roots(run, ledger)
+        if None in run.corpus_roots.values():
+            record_commitments(ledger, run, open_corpora(run, corpus))
         note = sign_head(open_run(path), ledger, signer)
     if as_json:
         show.json({"head": note})
     else:
         show.line(note.rstrip("\n"))
-
-
-def _record_roots(run: Run, ledger: Any) -> None:
-    if None in run.corpus_roots.values():
-        record_commitments(ledger, run, open_corpora(run))
 
 
 @keys.command("new")

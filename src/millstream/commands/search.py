@@ -12,9 +12,9 @@ from millstream.audit.lookup_index import index_lookups
 from millstream.audit.runs import Run, open_run
 from millstream.audit.search import Hit, Hits, search_passage, search_words
 from millstream.audit.search_index import index_words, search_folder
-from millstream.commands.options import AsJson, CorpusPlace
+from millstream.commands.options import AsJson, CorpusGiven, CorpusPlace
 from millstream.errors import InputError, UsageError
-from millstream.places import existing_run
+from millstream.places import existing_corpus, existing_run
 from millstream.progress import stages
 from millstream.stream.corpora import Corpus, open_corpus
 from millstream.stream.tables import lookup_folder
@@ -25,7 +25,7 @@ Target = Annotated[
 
 
 def index_command(
-    corpus: Annotated[str, typer.Argument(metavar="CORPUS", help="Corpus folder, name or URL.", show_default=False)],
+    corpus: CorpusGiven,
     words: Annotated[bool, typer.Option("--words", help="A full-text index too, for 'audit search'.")] = False,
     share: Annotated[float, typer.Option(help="With --words: only this share of the documents.", min=0, max=1)] = 1.0,
     as_json: AsJson = False,
@@ -36,7 +36,7 @@ def index_command(
 
     millstream audit index s3://bucket/corpora/demo
     """
-    opened = _corpus(corpus)
+    opened = open_corpus(existing_corpus(corpus))
     with stages() as progress:
         entries = index_lookups(opened, progress)
         documents = index_words(opened, share, progress) if words else None
@@ -144,15 +144,9 @@ def _run_and_corpora(target: str, corpus: str | None) -> tuple[Run | None, dict[
     try:
         run = open_run(existing_run(target))
     except UsageError:
-        opened = _corpus(target)
+        opened = open_corpus(existing_corpus(target))
         return None, {opened.manifest.corpus_id: opened}
     return run, open_corpora(run, corpus)
-
-
-def _corpus(given: str) -> Corpus:
-    """A corpus by its folder, its name below ``corpora``, or its URL."""
-    named = Path("corpora") / given
-    return open_corpus(named if "://" not in given and (named / "corpus.json").exists() else given)
 
 
 def _text(path: Path) -> str:
