@@ -579,5 +579,5 @@ def test_commands_answer_from_a_url_as_from_the_folder(
     for command in asked:
         shown = [CliRunner().invoke(app, [*command, "--json", "--corpus", place]) for place in (str(corpus), url)]
         assert [s.exit_code for s in shown] == [0, 0], shown[1]
-        assert shown[0].output == shown[1].output
+        assert shown[0].output.replace(str(corpus), url) == shown[1].output
         assert len(shown[0].output) > 200
